@@ -24,7 +24,7 @@ _most = 1
 _team: Team | None = None
 _executor: ThreadPoolExecutor | None = None
 # What a job of one thread takes for a team, and never looks at.
-_NOBODY = np.zeros(1, np.int64)
+_NO_TEAM = np.zeros(1, np.int64)
 
 
 def set_threads(count: int) -> None:
@@ -79,7 +79,7 @@ def team(*, worth: bool = True) -> tuple[npt.NDArray[np.int64], int]:
     global _team
     size = _threads if worth else 1  # read once: a step beside this one may change it
     if size == 1:
-        return _NOBODY, 1
+        return _NO_TEAM, 1
     if _team is None:
         _team = Team(_most)
     return _team.words, size

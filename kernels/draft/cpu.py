@@ -212,7 +212,7 @@ def _draft(  # type: ignore[no-untyped-def]
     )
     if fault >= 0:
         return fault
-    nobody = np.zeros(1, np.int64)
+    no_team = np.zeros(1, np.int64)
     routed = before.shape[0] > 0
     sequences, width = start.size, states.shape[2]
     positions, owners = np.empty(tokens.size, np.int32), np.empty(tokens.size, np.int32)
@@ -245,7 +245,7 @@ def _draft(  # type: ignore[no-untyped-def]
         _find_slots(positions, owners, block_tables, slots)
         out = np.empty((output_rows.size, width), np.float32)
         forward(
-            nobody,
+            no_team,
             1,
             hidden,
             positions,

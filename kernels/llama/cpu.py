@@ -194,7 +194,7 @@ def _part(
     inner = inner[room : room + together]
     first_head, last_head = _share(kv_heads, part, parts)
     # Where heads can be shared out, a thread makes the queries, keys and values of its own, and
-    # nobody waits until they are read.
+    # does not wait for the others' before it attends.
     by_heads = kv_heads % parts == 0 and head_dim % PANEL == 0
     head_panels = np.int64(head_dim // PANEL)
     first_qkv, last_qkv = _share(qkv.shape[1], part, parts)

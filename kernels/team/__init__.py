@@ -13,9 +13,6 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-# Looks at what is posted before a thread sleeps, a third of a millisecond and more: a step comes
-# sooner after the one before, and waking a thread takes up to 0.1 ms. Others may have its core.
-PATIENCE = 2000
 PAGE_WORDS = 512
 # The most of the time of those beside the caller that may be lost in so many steps, before the
 # caller goes on alone for so many.
@@ -29,13 +26,12 @@ class Team:
     Compiled code takes ``words``. They last until `dismiss`, or until this is forgotten.
     """
 
-    def __init__(self, members: int, patience: int = PATIENCE) -> None:
+    def __init__(self, members: int) -> None:
         from lexshard.kernels.team import jobs  # compiles; keep the import cheap
 
-        self.members = members
         self.words = _own_pages(jobs.WORDS)
         self.forgive()
-        jobs.prepare(self.words, patience)
+        jobs.prepare(self.words)
         threads = [
             threading.Thread(
                 target=jobs.serve, args=(self.words, rank), name=f"team-{rank}", daemon=True

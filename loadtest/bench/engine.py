@@ -265,7 +265,8 @@ def measure_beside_llama(
         for count in arguments.requests:
 
             def own(turn: int, count: int = count) -> Speeds:
-                starts = range(97 * (turn + 2), len(story), PROMPT_TOKENS)[:count]
+                places = [97 * (turn + 2) + PROMPT_TOKENS * index for index in range(count)]
+                starts = [at % (len(story) - PROMPT_TOKENS) for at in places]
                 return own_speeds(ours, [tuple(story[at : at + PROMPT_TOKENS]) for at in starts])
 
             sides = {ours.name: own, llama.name: lambda _, count=count: llama.measure(count)}

@@ -55,6 +55,19 @@ def _fail(rank, size, which):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def _fail_before_all_meet(rank, size, which, team):  # type: ignore[no-untyped-def]
+    if rank == which:
+        raise ValueError("broken")
+    wait_for_all(team, size)
+    wait_for_all(team, size)
+
+
+@njit(nogil=True)
+def _failing_early(team, size, which):  # type: ignore[no-untyped-def]
+    run(team, size, _fail_before_all_meet, (which, team))
+
+
+@njit(nogil=True)
 def _failing(team, size, which):  # type: ignore[no-untyped-def]
     run(team, size, _fail, (which,))
 
@@ -110,6 +123,8 @@ def test_a_part_that_fails_is_the_callers_error(team: Team) -> None:
     for which in range(3):
         with pytest.raises(RuntimeError, match="failed"):
             _failing(team.words, 3, which)
+        with pytest.raises(RuntimeError, match="failed"):
+            _failing_early(team.words, 3, which)
     assert rounds(team, 3) == rounds(team, 3)
 
 
