@@ -31,13 +31,13 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 15_230,  # 12,000; 500 for bfloat16, 1,170 for threads and the head in one call
-    "actors": 19_590,  # 13,000, and 2,000 for grammar and edge
-    "cluster": 7_510,  # 4,500
+    "kernels": 15_270,  # 12,000; 500 for bfloat16, 1,170 for threads and the head in one call
+    "actors": 19_640,  # 13,000, and 2,000 for grammar and edge
+    "cluster": 7_520,  # 4,500
     "serve_app": 16_240,  # 6,000, and 3,000 for protocol and page
     "loadtest": 13_350,  # 9,000
     "models": 2_790,
-    "tests": 44_580,  # 27,000
+    "tests": 44_690,  # 27,000
 }
 
 

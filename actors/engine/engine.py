@@ -228,9 +228,15 @@ class Engine:
         self._plane.shut_down()
         self._head.shut_down()
 
-    def warm_up(self) -> None:
-        """Compile and run every kernel once, then forget it: cache and counts are as new."""
+    def warm_up(self, *, guessing: bool = True) -> None:
+        """Compile and run every kernel once, then forget it: cache and counts are as new.
+
+        Without ``guessing`` the drafter's kernels are left out, and it drafts from
+        `begin_guessing` on: only for those whose tokens depend on their guesses before.
+        """
         self._tell("warming up: every kernel once")
+        if self._speculation is not None:
+            self._speculation.paused = not guessing
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,
@@ -240,12 +246,18 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
-        if self._speculation is not None:
+        if self._speculation is not None and guessing:
             self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()
         if self._body.device.type == "cpu":  # on a GPU what was recorded knows where the cache is
             self._body.allocate_cache(self._scheduler.pool.count)  # of pages not written to yet
         self.steps.booking.counters = Counters()
+
+    def begin_guessing(self) -> None:
+        """The drafter's kernels are at hand; from any thread. What drafts cost is learnt as they
+        come, and measured by the next start."""
+        if self._speculation is not None:
+            self._speculation.paused = False
 
     def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost, which tells whether guessing pays."""

@@ -31,11 +31,13 @@ class Speculation:
     """Gives sequences the guesses of ``drafter``, as many as a rule says, and tells the rule what
     they came to. ``make_rule`` makes one for the sequences whose guesses are tested by
     distributions (True), one for the others. ``forced_length``, where it is set, is how many
-    guesses every sequence gets.
+    guesses every sequence gets. While it is ``paused``, only those get any whose tokens depend on
+    them: which are tested by distributions.
     """
 
     def __init__(self, drafter: Drafter, make_rule: Callable[[bool], LengthRule]) -> None:
         self.forced_length: int | None = None
+        self.paused = False
         self._drafter = drafter
         self._make_rule = make_rule
         self._rules = make_rule(False), make_rule(True)
@@ -72,7 +74,11 @@ class Speculation:
     def draft(self, drawing: list[Sequence], counters: Counters) -> None:
         """Guesses for the sequences that draw next and have no other drafter."""
         started = time.perf_counter()
-        drawing = [each for each in drawing if _is_drafted_for(each)]
+        drawing = [
+            each
+            for each in drawing
+            if _is_drafted_for(each) and (each.tests_guesses or not self.paused)
+        ]
         if not drawing:
             return
         lengths = self._lengths(drawing)

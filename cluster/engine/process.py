@@ -106,11 +106,14 @@ class EngineProcess:
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
-        from lexshard.actors.engine.start.kernels_ahead import compile_kernels
+        from lexshard.actors.engine.start.kernels_ahead import compile_kernels, compile_later
 
-        compile_kernels(configuration, tell)
+        later = compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)
-        engine.warm_up()
+        engine.warm_up(guessing=not later)
+        if later:
+            tell("serving; drafts begin when their kernels are compiled")
+            compile_later(later, engine.begin_guessing)
         return engine
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:

@@ -15,15 +15,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from threading import Lock
 from typing import IO, cast
 
-from lexshard.kernels.ahead.calls import Call, Groups
+from lexshard.kernels.ahead.calls import Call, Groups, is_compiled
 
-__all__ = ["compile_ahead"]
+__all__ = ["compile_ahead", "compile_beside"]
 
-# Each takes up to 700 MB while it compiles, and finds fewer kernels that no other compiles, too.
+# Each takes up to 800 MB while it compiles, and finds fewer kernels that no other compiles, too.
 MOST_PROCESSES = 4
+LOWEST_PRIORITY = 19
 
 
 def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> None:
@@ -52,9 +54,23 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
             process.result()  # raises what it raised
 
 
-def _compile_in_a_process(left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None]) -> None:
+def compile_beside(groups: Groups) -> None:
+    """Compile all ``groups`` into the cache in one process that leaves the cores to all others, and
+    load what it made. Takes long: call it in a thread that the end of this process may end, too."""
+    left: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
+    for calls in groups.values():
+        left.put(calls)
+    _compile_in_a_process(left, lambda done: None, LOWEST_PRIORITY)
+    for call in chain.from_iterable(groups.values()):
+        if is_compiled(call):
+            call.dispatcher.compile(call.types)
+
+
+def _compile_in_a_process(
+    left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None], niceness: int = 0
+) -> None:
     """One process that takes group after group; without this one, whose pipe it reads, it ends."""
-    command = [sys.executable, "-m", "lexshard.kernels.ahead.worker"]
+    command = [sys.executable, "-m", "lexshard.kernels.ahead.worker", str(niceness)]
     with (
         suppress(BrokenPipeError, queue.Empty),  # it died; or there is nothing left
         subprocess.Popen(

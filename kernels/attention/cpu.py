@@ -26,6 +26,7 @@ from lexshard.kernels.attention.slots import put
 from lexshard.kernels.attention.softmax import soften, softmax
 from lexshard.kernels.attention.tiles import score_tile, value_tile
 from lexshard.kernels.compile_cache import compiled_as
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.processor import has_feature
@@ -320,7 +321,7 @@ def attention_rows(
             else:
                 for r in range(count):
                     for h in range(group):
-                        together[r * group + h] = asked[(row + r) * heads + head + h]
+                        copy_into(together[r * group + h], asked[(row + r) * heads + head + h])
                 _score_blocks(
                     together, 0, members, key_cache, value_cache, table,
                     first_block, last_block, kv_head, scores,

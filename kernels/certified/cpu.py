@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.penalties.cpu import adjust
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.rows.lanes import LANES
@@ -121,6 +122,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     count, columns = hidden.shape
     vocabulary = weight.shape[0]
     every = np.empty(0, np.int32)
+    by_block = every.size == 0  # a value for the compiler, not a word: the search is compiled once
     estimates = np.empty((count, vocabulary), np.float32)
     slack = np.empty((count, 3))
     best = np.full(count, -np.inf)
@@ -130,10 +132,11 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         nothing = np.zeros(1, np.int64)
         return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0)
     leaders, first, maxima, noise = find_leaders(
-        estimates, row_slack, every, True, vocabulary, needs, adjustments
+        estimates, row_slack, every, by_block, vocabulary, needs, adjustments
     )
     padded = np.zeros((count, columns + -columns % LANES))
-    padded[:, :columns] = hidden
+    for row in range(count):
+        copy_into(padded[row], hidden[row])
     exact = gather(padded, weight, leaders, first)
     if adjustments.active.any():
         exact = adjust(leaders, exact, first, adjustments)
@@ -144,7 +147,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         slack,
         block_slack,
         every,
-        True,
+        by_block,
         vocabulary,
         needs,
         adjustments,

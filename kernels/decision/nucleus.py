@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.decision.maxima import greater, rank
 from lexshard.kernels.decision.row_search import ALL, least_logit
 from lexshard.kernels.decision.survivors import collect, count_reaching, level_of_blocks, ranks_of
@@ -78,7 +79,7 @@ def _weigh_blocks(search, a, scale, top, level, masses, known):  # type: ignore[
         if last > first:
             start, stop = first * BLOCK, min(last * BLOCK, search.size)
             values = run_values[: stop - start]
-            values[:] = logits[start:stop]
+            copy_into(values, logits[start:stop])
             if active:
                 adjust_block(values, start, row, a)
             weigh(values, scale, top, run_masses)

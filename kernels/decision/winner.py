@@ -104,7 +104,7 @@ def draw_token(search, a, key, position, scale, least, last):  # type: ignore[no
     Only tokens above the logit ``least`` count, and those that equal it up to the id ``last``.
     """
     ceilings = search.ceilings
-    token, best = -1, -np.inf
+    token, best = np.int64(-1), -np.inf
     bounds = np.empty(ceilings.size, np.float64)
     _bounds(ceilings, key, position, scale, bounds)
     highest = _largest_bound(bounds)

@@ -94,7 +94,8 @@ def _forget_truncated(kept, recorded, sequence, step):  # type: ignore[no-untype
         own = recorded[sequence, step]
         logits = own[kept]
         own[:] = -np.inf
-        own[kept] = logits
+        for index in range(kept.size):
+            own[kept[index]] = logits[index]
 
 
 @njit(nogil=True, cache=True)
@@ -246,7 +247,7 @@ def _draft(  # type: ignore[no-untyped-def]
         out = np.empty((output_rows.size, width), np.float32)
         forward(
             no_team,
-            1,
+            np.int64(1),  # of the type that steps call it with: compiled once
             hidden,
             positions,
             slots,

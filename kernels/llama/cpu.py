@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.exponential.single_precision import silu
 from lexshard.kernels.linear.cpu import multiply_panels
 from lexshard.kernels.linear.operand import operand
@@ -245,8 +246,9 @@ def _part(
                 wait_for_all(team, size)
             low, high = _share(output_rows.shape[0], rank, size)
             for row in range(low, high):
-                last_hidden[row] = hidden[output_rows[row]]
-                last_query[row] = query[output_rows[row]]
+                copy_into(last_hidden[row], hidden[output_rows[row]])
+                for head in range(query.shape[1]):
+                    copy_into(last_query[row, head], query[output_rows[row], head])
             hidden, query = last_hidden, last_query
             positions, row_sequence = positions[output_rows], row_sequence[output_rows]
             if not by_rows:
@@ -353,7 +355,8 @@ def forward(
     gates = _room(together, gate_width)
     inner = _room(together, gate_width // 2)
     states = _room(rows, width)
-    states[:] = hidden
+    for row in range(rows):
+        copy_into(states[row], hidden[row])
     last_hidden = _room(wanted, width)
     last_query = _room(wanted, heads * head_dim).reshape(wanted, heads, head_dim)
     run(

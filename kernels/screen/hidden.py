@@ -12,6 +12,7 @@ import numpy.typing as npt
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.ordered_sums import dot
 from lexshard.kernels.quantize.layout import BLOCK, aligned
 from lexshard.kernels.quantize.rotation import ROTATION_ERROR
@@ -157,7 +158,7 @@ def quantize(  # type: ignore[no-untyped-def]
             for column in range(columns):
                 rest[column] = state[column] - share * direction[column]
         else:
-            rest[:columns] = state
+            copy_into(rest, state)
         along = abs(share) * length
         norm = math.sqrt(dot(rest, rest))
         usable = largest_size * (size + norm + along) < LARGEST_PRODUCT

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
@@ -26,7 +27,7 @@ def _grown(ids, wanted):  # type: ignore[no-untyped-def]
     if wanted <= ids.size:
         return ids
     larger = np.empty(max(wanted, 2 * ids.size), np.int32)
-    larger[: ids.size] = ids
+    copy_into(larger, ids)
     return larger
 
 

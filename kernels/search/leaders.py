@@ -9,6 +9,7 @@ from numba import njit
 
 from lexshard.kernels.block_maxima import block_maxima
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
@@ -27,7 +28,7 @@ def _estimates(values, size, block, row, adjustments, work):  # type: ignore[no-
     if not adjustments.active[row]:
         return values[start:stop]
     result = work[: stop - start]
-    result[:] = values[start:stop]
+    copy_into(result, values[start:stop])
     adjust_block(result, start, row, adjustments)
     return result
 
@@ -69,7 +70,7 @@ def _best_of(  # type: ignore[no-untyped-def]
             break
         blocks *= 2
     if count <= k:
-        ids[:count] = found[:count]
+        copy_into(ids, found[:count])
         return count
     edge = kth_largest_key(keys[:count].copy(), count, k)
     above = 0
@@ -125,7 +126,7 @@ def _best_score(  # type: ignore[no-untyped-def]
     for block in range(scores.size):
         if scores[block] > scores[first]:
             first = block
-    place, best = -1, -np.inf
+    place, best = np.int64(-1), -np.inf
     for step in range(-1, scores.size):
         # The likeliest block sets a high mark, which most of the others cannot reach.
         block = first if step < 0 else step

@@ -90,6 +90,38 @@ def test_what_was_compiled_ahead_is_loaded_and_computes_the_same(tmp_path: Path)
         assert results == expected
 
 
+BESIDE = """
+import json, sys
+from lexshard.kernels.ahead import compile_beside
+from lexshard.kernels.ahead.calls import Call
+
+call = Call(**json.loads(sys.argv[1]))
+compile_beside({"all": [call]})
+print(len(call.dispatcher.signatures), len(call.dispatcher.stats.cache_hits))
+"""
+
+
+def test_what_is_compiled_beside_is_at_hand_afterwards(tmp_path: Path) -> None:
+    call = json.dumps({"function": MULTIPLY.function, "arguments": MULTIPLY.arguments})
+    assert in_a_process(BESIDE, tmp_path, call).split() == ["1", "1"]
+
+
+def test_a_process_that_compiles_ends_with_the_one_that_asked(tmp_path: Path) -> None:
+    """In the midst of what it compiles."""
+    command = [sys.executable, "-m", "lexshard.kernels.ahead.worker", "0"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(json.loads(as_json(all=[CALLER] * 1000))["all"]) + "\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
 def test_what_the_cache_has_is_not_compiled_again(tmp_path: Path) -> None:
     in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY]))
     assert in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY])).split() == ["missing", "0"]

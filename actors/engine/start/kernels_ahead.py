@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,26 +12,53 @@ from typing import Any
 from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.configuration import NGRAM, EngineConfiguration
 from lexshard.actors.stored_tensors import stored_tensors
-from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
 from lexshard.kernels.processor import has_feature
 
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
+# Drafts, a fifth of all there is to compile: they change when tokens come, and may begin later.
+GUESSING = "lexshard.kernels.draft.cpu:_draft"
 
 
-def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> int:
+def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Groups:
     """Compile what an engine of this ``configuration`` will call and the cache lacks, on all cores
-    that this process may use; how many that were.
+    that this process may use. Returns what no first token needs, for `compile_later`.
 
     ``tell`` hears how far it is, unless a terminal shows a progress bar. What it leaves out is
     compiled when it is first called.
     """
-    groups = missing_calls(calls_of(configuration))
+    groups, later = _apart(missing_calls(calls_of(configuration)), configuration)
     total = sum(map(len, groups.values()))
     if total:
         with _Progress(total, tell) as progress:
             compile_ahead(groups, _cores(), progress.advance)
-    return total
+    return later
+
+
+def compile_later(groups: Groups, then: Callable[[], None]) -> None:
+    """Compile ``groups`` beside what is served, in a process of the lowest priority; ``then`` is
+    called from another thread when they are at hand, or cannot be compiled there."""
+
+    def compile_and_load() -> None:
+        compile_beside(groups)
+        then()
+
+    threading.Thread(target=compile_and_load, name="compiling", daemon=True).start()
+
+
+def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
+    """What is needed for a first token, and what is not. Tokens of guesses that are tested by
+    distributions depend on them: these are needed from the first on."""
+    if configuration.verify not in ("same-token", "greedy"):
+        return groups, {}
+    now: Groups = {}
+    later: Groups = {}
+    for name, calls in groups.items():
+        for call in calls:
+            part = later if call.function == GUESSING else now
+            part.setdefault(name, []).append(call)
+    return now, later
 
 
 def calls_of(configuration: EngineConfiguration) -> Groups:

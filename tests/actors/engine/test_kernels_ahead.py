@@ -11,7 +11,13 @@ import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start import kernels_ahead
-from lexshard.actors.engine.start.kernels_ahead import TOLD_EVERY, calls_of, compile_kernels
+from lexshard.actors.engine.start.kernels_ahead import (
+    GUESSING,
+    TOLD_EVERY,
+    calls_of,
+    compile_kernels,
+)
+from lexshard.actors.messages import VerifyMode
 from lexshard.kernels.ahead.calls import Call
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 
@@ -21,10 +27,12 @@ from numba.core.dispatcher import Dispatcher
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.start.kernels_ahead import compile_kernels
+from lexshard.kernels.ahead import compile_beside
 
 configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
-compile_kernels(configuration, print)
-assert compile_kernels(configuration, print) == 0
+if later := compile_kernels(configuration, print):
+    compile_beside(later)
+assert compile_kernels(configuration, print) == {{}}
 Engine(configuration).warm_up()
 functions = {{
     value
@@ -76,6 +84,29 @@ def test_a_processor_that_lacks_an_instruction_set_gets_no_code_of_it(
     )
 
 
+@pytest.mark.parametrize("verify", ["same-token", "greedy", "same-distribution", "sigmoid"])
+def test_what_drafts_need_is_compiled_later_unless_tokens_depend_on_them(
+    verify: VerifyMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = EngineConfiguration(
+        model=str(DEMO), draft=str(DEMO_DRAFT), device="cpu", verify=verify
+    )
+    compiled: list[str] = []
+    monkeypatch.setattr(kernels_ahead, "missing_calls", lambda groups: groups)
+    monkeypatch.setattr(
+        kernels_ahead,
+        "compile_ahead",
+        lambda groups, *_: compiled.extend(
+            call.function for calls in groups.values() for call in calls
+        ),
+    )
+    later = compile_kernels(configuration, lambda phase: None)
+    expected = [GUESSING] if verify in ("same-token", "greedy") else []
+    assert [call.function for calls in later.values() for call in calls] == expected
+    assert (GUESSING in compiled) != bool(expected)
+    assert len(compiled) + len(expected) == sum(map(len, calls_of(configuration).values()))
+
+
 def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {"all": [Call("a.b:c", [])] * 4}
     seconds = 0.0
@@ -90,5 +121,5 @@ def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels_ahead, "missing_calls", lambda given: groups)
     monkeypatch.setattr(kernels_ahead, "compile_ahead", compile_ahead)
     told: list[str] = []
-    assert compile_kernels(EngineConfiguration(model=str(DEMO), device="cpu"), told.append) == 4
+    assert compile_kernels(EngineConfiguration(model=str(DEMO), device="cpu"), told.append) == {}
     assert told == [f"compiling kernels, {done} of 4, once on this machine" for done in (0, 2, 4)]

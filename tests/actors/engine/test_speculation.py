@@ -10,7 +10,7 @@ import pytest
 
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
-from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Drafting, Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import Guesses, drafting_engine, requests_of, run_and_close
 
@@ -103,6 +103,41 @@ def test_a_draft_model_that_has_seen_the_same_text_saves_steps(
     assert completions == run_and_close(drafting_engine(), requests)
     assert statistics.draft_tokens > statistics.draft_accepted_tokens > 60
     assert statistics.draft_steps < 0.7 * statistics.generated_tokens
+
+
+def test_a_drafter_may_begin_while_sequences_are_served(
+    requests: list[Request], plain: list[Completion], truth: dict[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    drafter = Guesses(truth, 0.7)
+    engine = drafting_engine(drafter)
+    engine.warm_up(guessing=False)
+    assert not drafter.right + drafter.wrong
+    collectors = {each.request_id: Collector(each) for each in requests}
+    for request in requests:
+        assert engine.submit(request) is None
+    steps = 0
+    while any(each.completion is None for each in collectors.values()):
+        for event in engine.step():
+            collectors[event.request_id].take(event)
+        steps += 1
+        if steps == 5:
+            assert not drafter.right + drafter.wrong
+            engine.begin_guessing()
+    assert [each.completion for each in collectors.values()] == plain
+    assert drafter.right + drafter.wrong > 100
+    engine.close()
+
+
+def test_guesses_on_which_tokens_depend_are_made_from_the_first_on(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    parameters = SamplingParameters(temperature=0.7, max_tokens=20, ignore_eos=True)
+    drafting = Drafting(verify="same-distribution")
+    request = Request("a", 0, prompt_ids[0][:30], parameters, drafting=drafting)
+    ready, not_yet = drafting_engine(**MODEL), drafting_engine(**MODEL)
+    not_yet.warm_up(guessing=False)
+    assert run_and_close(not_yet, [request]) == run_and_close(ready, [request])
+    assert not_yet.statistics().draft_tokens > 0
 
 
 def events_of(engine: Any, requests: list[Request]) -> list[SequenceEvent]:
