@@ -25,6 +25,11 @@ class Candidates:
     certificates: tuple[Certificate, ...]
     adjustments: Adjustments | None = None  # N rows
 
+    def logit_of(self, row: int, token_id: int) -> float:
+        """The raw canonical logit of one of the tokens of a row."""
+        first, last = int(self.offsets[row]), int(self.offsets[row + 1])
+        return float(self.raw[first + np.searchsorted(self.ids[first:last], token_id)])
+
     @property
     def logits(self) -> npt.NDArray[np.float32]:
         """Canonical logits after the processors [total], computed when asked for."""

@@ -302,6 +302,7 @@ class EngineInformation:
     process_id: int
     # What a GPU is and has left, and what runs there how; empty on a CPU.
     accelerator: str = ""
+    processor: str = ""  # the instructions that kernels are compiled for
     decisions: str = "in the engine's thread"
     drafts: str = "none"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.

@@ -61,6 +61,7 @@ class SamplingParameters:
     prompt_logprobs: int | None = None
     certificate: bool = False
     draft: bool = False
+    receipt: bool = False
 
     def end_with(
         self, token_id: int, length: int, eos_token_ids: tuple[int, ...]
@@ -244,7 +245,9 @@ class SequenceTiming:
 class SequenceEvent:
     """What one step did to one sequence: new tokens, perhaps its end.
 
-    ``certificates`` and ``origins`` are those of ``token_ids``, for requests that ask for them.
+    ``certificates`` and ``origins`` are those of ``token_ids``, for requests that ask for them;
+    ``logits``, for those that want a receipt, the canonical ones before any processor, NaN of
+    tokens that a grammar forced.
     With ``finish_reason`` error, ``error`` says why, and ``refused`` that the request asked for
     something impossible (the client's fault) rather than that something broke (ours). ``timing``
     comes with the first and the last event of a sequence. ``answers`` is the number of the `Drafts`
@@ -265,6 +268,7 @@ class SequenceEvent:
     origins: tuple[TokenOrigin, ...] = ()
     timing: SequenceTiming | None = None
     answers: int | None = None
+    logits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

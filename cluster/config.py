@@ -258,6 +258,9 @@ class ServeConfig(EngineOptions):
     ssl_keyfile: str | None = option(
         None, "private key (PEM) of the certificate", group="http", metavar="FILE"
     )
+    receipt_key: str | None = option(
+        None, "private key (PEM, Ed25519) that signs receipts", group="http", metavar="FILE"
+    )
     log_format: Literal["text", "json"] = option(
         "text", "text or json (one object a line)", group="logs", metavar="FORMAT"
     )

@@ -39,6 +39,12 @@ def choose_processor() -> None:
     config.CPU_NAME, config.CPU_FEATURES = name, features
 
 
+def instructions() -> str:
+    """The widest vectors that code may use, in words."""
+    known = {"avx512f": "AVX-512", "avx2": "AVX2", "neon": "NEON"}
+    return next((word for name, word in known.items() if has_feature(name)), "plain")
+
+
 def has_feature(name: str) -> bool:
     """Whether code may use an instruction set, by LLVM's name for it."""
     chosen = config.CPU_FEATURES

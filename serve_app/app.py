@@ -44,6 +44,7 @@ from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
 from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
+from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
 from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
 from lexshard.serve_app.responses.routes import (
@@ -143,6 +144,7 @@ POSTS = {
     MESSAGES: create_message,
     COUNT_TOKENS: count_tokens,
     "/generative_scoring": create_generative_scoring,
+    VERIFY: verify_receipts,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 OF_SERVERS = {
     "serve": "serve a model over an OpenAI-compatible API",
     "edge": "draft on this device what a server verifies",
+    "replay": "make replies again from their receipts: are they what these say?",
     "status": "who does what in a running server",
     "completion": "print what makes a shell complete this command",
     "config show": "show the configuration in effect, and where each value comes from",

@@ -19,6 +19,7 @@ from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import model_not_found, overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.receipts.issuing import ReceiptIssuer
 from lexshard.serve_app.responses.store import ResponseStore
 from lexshard.serve_app.scoring.template import PairScoring
 from lexshard.serve_app.structured.compiling import GrammarCompiler
@@ -55,8 +56,10 @@ class ServerState:
     holds_grammars: bool = True
     grammars: GrammarCompiler = field(init=False)
     pairs: PairScoring | None = field(init=False)
+    receipts: ReceiptIssuer = field(init=False)
 
     def __post_init__(self) -> None:
+        self.receipts = ReceiptIssuer(self.config)
         self.grammars = GrammarCompiler(self.tokenizer)
         self.pairs = PairScoring.of(self.config, self.tokenizer)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
+from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.own import OwnDecisions, OwnStep
 from lexshard.actors.decision.plane import DecisionPlane, PendingStep
 from lexshard.actors.decision.sampler import AllTokensExcludedError
@@ -29,13 +31,13 @@ from lexshard.actors.states.sequence_state import SequenceStates
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRows:
-    """Rows of a step whose decisions are on their way, with their certificates.
+    """Rows of a step whose decisions are on their way, with what they are made from.
 
     They stand in the order of the plan's chunks, those of one chunk in order of position.
     """
 
     decisions: PendingStep | OwnStep  # [N]
-    certificates: tuple[Certificate, ...]  # [N]
+    candidates: Candidates  # of N rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +125,10 @@ class Booking:
             origins = chunk.origins(token_ids, self._drafter_name(sequence))
         certificates: tuple[Certificate, ...] = ()
         if sequence.request.parameters.certificate and step.pending is not None:
-            certificates = step.pending.certificates[first : first + len(token_ids)]
+            certificates = step.pending.candidates.certificates[first : first + len(token_ids)]
+        logits: tuple[float, ...] = ()
+        if sequence.request.parameters.receipt and step.pending is not None:
+            logits = _logits(sequence, step.pending.candidates, first, token_ids)
         forced = ForcedRun()
         if sequence.matcher is not None and reason is None and token_ids:
             try:
@@ -141,6 +146,7 @@ class Booking:
             logprobs=logprobs,
             certificates=certificates,
             origins=origins,
+            logits=logits,
             reason=reason,
             stop=stop,
         )
@@ -184,6 +190,7 @@ class Booking:
         logprobs: tuple[TokenLogprobs, ...] = (),
         certificates: tuple[Certificate, ...] = (),
         origins: tuple[TokenOrigin, ...] = (),
+        logits: tuple[float, ...] = (),
         reason: FinishReason | None = None,
         stop: int | None = None,
         error: Exception | None = None,
@@ -202,6 +209,8 @@ class Booking:
                 certificates = (*[FORCED] * before, *certificates, *[FORCED] * behind)
             if parameters.draft:
                 origins = (*[BY_GRAMMAR] * before, *origins, *[BY_GRAMMAR] * behind)
+            if parameters.receipt:
+                logits = (*[math.nan] * before, *logits, *[math.nan] * behind)
         event = SequenceEvent(
             request.request_id,
             request.choice,
@@ -217,6 +226,7 @@ class Booking:
             origins=origins,
             timing=self._timing(sequence) if first or reason is not None else None,
             answers=sequence.answers,
+            logits=logits,
         )
         sequence.answers = None
         if reason is not None:
@@ -257,6 +267,20 @@ class Booking:
         self._plane.close(sequence.arrival)
         self._head.close(sequence.arrival)
         self._states.close(sequence.arrival)
+
+
+def _logits(
+    sequence: Sequence, candidates: Candidates, first: int, token_ids: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Of the tokens that the rows from ``first`` on drew. Whether one that a grammar allows alone
+    takes a row depends on guesses: its logit is told in no case."""
+    logits = map(candidates.logit_of, range(first, first + len(token_ids)), token_ids)
+    if sequence.matcher is None:
+        return tuple(logits)
+    masks = sequence.masks[: len(token_ids)]
+    return tuple(
+        math.nan if mask.count == 1 else logit for logit, mask in zip(logits, masks, strict=True)
+    )
 
 
 def _scores(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:

@@ -57,6 +57,7 @@ from lexshard.actors.messages import (
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.text.codec import TextCodec
+from lexshard.kernels.processor import instructions
 
 if TYPE_CHECKING:
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
@@ -151,6 +152,7 @@ class Engine:
             dtype=model.dtype,
             device=str(model.body.device),
             accelerator=describe_device(model.body),
+            processor=instructions(),
             body=model.body.name,
             head=built.description,
             batch_invariant=model.body.batch_invariant,

@@ -286,7 +286,7 @@ class Steps:
             self.counters.verify_seconds += decided - started
         decisions = self._plane.submit(self.counters.steps, asked, candidates)
         self.counters.decide_seconds += time.perf_counter() - decided
-        return PendingRows(decisions, candidates.certificates)
+        return PendingRows(decisions, candidates)
 
     def _count_head(self, seconds: float, exchange: float) -> None:
         """What the head took for a step, of which ``exchange`` went to other shards."""

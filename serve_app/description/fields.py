@@ -78,6 +78,7 @@ MEANINGS: dict[str, str] = {
     "skip_special_tokens": "leave them out of the text (so unless false)",
     "certificate": "of each token, why it is the right one and what finding it cost",
     "draft": "of each token, whether it was guessed",
+    "receipt": "what the reply can be made again from: see docs/receipts.md",
     "draft_tokens": "longest draft of this request, at most the server's; 0: none",
     # in which order
     "priority": "lower goes first; below 0 only where the API key allows it",

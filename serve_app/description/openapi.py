@@ -17,6 +17,7 @@ from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERL
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
+from lexshard.serve_app.receipts.verifying import VERIFY, VerifyRequest
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.scoring import pairs
 from lexshard.serve_app.scoring.labels import GenerativeScoringRequest
@@ -145,6 +146,12 @@ OPERATIONS = (
         "How likely the first label is as the next token, after each item",
         replies.ScoresReply,
         (GenerativeScoringRequest,),
+    ),
+    Operation(
+        VERIFY,
+        "Makes replies again from their receipts: are they what these say?",
+        replies.VerdictsReply,
+        (VerifyRequest,),
     ),
     *(
         Operation(

@@ -73,6 +73,7 @@ class ChoiceReply(Reply):
     token_ids: list[int] = []
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []
+    receipt: dict[str, Any] = {}
 
 
 class CompletionText(ChoiceReply):
@@ -264,6 +265,27 @@ class ScoresReply(Reply):
     model: str
     data: list[ScoreReply]
     usage: UsageReply
+
+
+class VerdictReply(Reply):
+    index: int
+    object: Literal["receipt.verdict"]
+    equal: bool
+    tokens: int
+    equal_tokens: int
+    reason: (
+        Literal["altered", "other model", "other tokenizer", "other arithmetic", "not its own"]
+        | None
+    )
+    explanation: str
+    expected_token_id: int | None
+    found_token_id: int | None
+    signed_by: str | None
+
+
+class VerdictsReply(Reply):
+    object: Literal["list"]
+    data: list[VerdictReply]
 
 
 class RankedText(Reply):

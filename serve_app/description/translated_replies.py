@@ -68,6 +68,7 @@ class ResponsesReply(Reply):
     truncation: Literal["auto", "disabled"]
     usage: ResponseUsageReply | None
     user: str | None
+    receipt: dict[str, Any] | None = None
 
 
 class ResponsesEvent(OpenReply):
@@ -111,6 +112,7 @@ class MessagesReply(Reply):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: MessagesUsage
+    receipt: dict[str, Any] | None = None
 
 
 class MessagesEvent(OpenReply):

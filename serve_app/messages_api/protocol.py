@@ -108,6 +108,7 @@ class MessagesRequest(PromptFields):
     seed: SeedNumber | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestName | None = None
+    receipt: bool | None = None
 
     # Accepted because clients send them; they change nothing here.
     metadata: dict[str, Any] | None = None

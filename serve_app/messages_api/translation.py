@@ -40,7 +40,7 @@ OWN_NAMES = {
     ".parameters": ".input_schema",
 }
 # Told to the model as they are.
-SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id")
+SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id", "receipt")
 # What may be in a reply; what was redacted says nothing that a model could read.
 OF_REPLIES = ("text", "thinking", "redacted_thinking", "tool_use")
 # Whether the model thinks, by the type of `ThinkingOptions`; it decides where that is None.

@@ -57,10 +57,10 @@ class MessagesWriter(PartsWriter):
             **told,
             "usage": usage,
         }
-        return [
-            {"type": "message_delta", "delta": told, "usage": usage},
-            {"type": "message_stop"},
-        ]
+        last: Event = {"type": "message_delta", "delta": told, "usage": usage}
+        if self.receipt is not None:
+            self._message["receipt"] = last["receipt"] = self.receipt
+        return [last, {"type": "message_stop"}]
 
     def reply(self) -> dict[str, Any]:
         return self._message

@@ -19,6 +19,7 @@ from lexshard.actors.messages import (
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import waiting_cost
+from lexshard.serve_app.receipts.issuing import OpenReceipt
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 
@@ -72,7 +73,8 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
 @dataclass(slots=True, eq=False)
 class Choice:
     """The state of one choice. ``finish_reason`` is None while it runs. ``parser`` tells reasoning
-    and calls of tools from its text, if anything does; ``called``: there were some."""
+    and calls of tools from its text, if anything does; ``called``: there were some. ``receipt`` is
+    written as it goes on, where the client wants one."""
 
     index: int
     request: Request
@@ -80,6 +82,7 @@ class Choice:
     options: OutputOptions
     token_bytes: InitVar[TokenBytes]
     parser: ReplyParser | None = None
+    receipt: OpenReceipt | None = None
     generated: int = 0
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -123,6 +126,8 @@ class Choice:
                 token_ids, logprobs = token_ids[:used], logprobs[:used]
                 certificates, origins = certificates[:used], origins[:used]
         self.generated += len(token_ids)
+        if self.receipt is not None:
+            self.receipt.add(tuple(token_ids), event.logits[: len(token_ids)])
         text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
         reasoning = ""
         calls: Sequence[CallPiece] = ()

@@ -108,6 +108,7 @@ def sampling_parameters(
         prompt_logprobs=prompt_logprobs,
         certificate=bool(request.certificate),
         draft=bool(request.draft),
+        receipt=bool(request.receipt),
     )
 
 

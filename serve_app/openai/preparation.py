@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.types import ASGIApp
 
 from lexshard.actors.messages import Drafting, Request, SamplingParameters
+from lexshard.actors.receipts.document import Provenance
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.http_call import HttpCall
@@ -105,7 +106,10 @@ async def begun(
         prompts = await wanted.encode(reader)
         bad_words = await reader.bad_words(fields.bad_words or ())
         constraint = await _constraint(call, fields, wanted.plan)
-        return preparation.made(prompts, bad_words, ticket, constraint)
+        made_by = None
+        if fields.receipt:
+            made_by = await call.state.receipts.provenance(preparation.information)
+        return preparation.made(prompts, bad_words, ticket, constraint, made_by)
 
 
 async def _constraint(
@@ -153,9 +157,10 @@ class Preparation:
         bad_words: tuple[tuple[int, ...], ...],
         ticket: Ticket,
         constraint: Constraint | None = None,
+        made_by: Provenance | None = None,
     ) -> tuple[Generation, ResponseWriter]:
         """The engine's requests, one per choice so that each can be cancelled, and what writes the
-        response to them.
+        response to them. Receipts say that they are ``made_by`` this.
 
         Prompts of a batch share a given seed, so that each is answered as it would be alone;
         without one each gets its own.
@@ -200,8 +205,11 @@ class Preparation:
                     drafting=Drafting(most=fields.draft_tokens),
                 )
                 parser = None if plan is None else plan.parser()
-                index = len(choices)
-                choices.append(Choice(index, engine_request, echo_text, options, visible, parser))
+                receipt = None
+                if made_by is not None:
+                    receipt = state.receipts.receipt_of(engine_request, made_by)
+                own_text = len(choices), engine_request, echo_text, options, visible
+                choices.append(Choice(*own_text, parser, receipt))
         kind = self._wanted.writer
         seed = seeds[0] if len(seeds) == 1 else seeds
         writer = kind(

@@ -229,6 +229,7 @@ class GenerationFields(ConstraintFields, IgnoredFields):
     return_seed: bool | None = None
     certificate: bool | None = None
     draft: bool | None = None
+    receipt: bool | None = None
     draft_tokens: Annotated[int, Field(ge=0, le=255)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestName | None = None

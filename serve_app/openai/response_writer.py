@@ -23,6 +23,14 @@ def server_sent_event(payload: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
+def receipt_of(delta: Delta) -> dict[str, Any] | None:
+    """That of a choice which ends with ``delta``, where the client wants one."""
+    choice, reason = delta.choice, delta.finish_reason
+    if choice.receipt is None or reason is None:
+        return None
+    return choice.receipt.ended(reason, choice.stop_reason)
+
+
 def encoded(part: Any) -> orjson.Fragment:
     """A part of a response as JSON: a tenth of the memory of what it is made from."""
     return orjson.Fragment(orjson.dumps(part))
@@ -164,6 +172,9 @@ class ResponseWriter(ReplyWriter):
             told["certificates"] = delta.certificates
         if self.options.draft:
             told["drafts"] = delta.origins
+        receipt = receipt_of(delta)
+        if receipt is not None:
+            told["receipt"] = receipt
         return told
 
     def prompt_scores(self, choice: Choice) -> orjson.Fragment:

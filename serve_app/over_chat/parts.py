@@ -13,7 +13,7 @@ import orjson
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.openai.response_writer import ReplyWriter
+from lexshard.serve_app.openai.response_writer import ReplyWriter, receipt_of
 
 Event = dict[str, Any]
 PartKind = Literal["reasoning", "text", "call"]
@@ -42,7 +42,8 @@ class ReplyPart:
 class PartsWriter(ReplyWriter):
     """Writes one reply of one choice, whose log-probabilities are as ``chat`` writes them.
     ``finish_reason`` and ``stop_reason``, the stop string that ended it, are None until they are
-    told, and so is ``usage``, in a chat completion's words. A subclass has the protocol's words."""
+    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. A subclass has
+    the protocol's words."""
 
     def __init__(self, chat: ChatWriter) -> None:
         super().__init__(chat.options)
@@ -50,6 +51,7 @@ class PartsWriter(ReplyWriter):
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
         self.usage: dict[str, Any] | None = None
+        self.receipt: dict[str, Any] | None = None
         self._chat = chat
         self._has_begun = False
 
@@ -122,6 +124,7 @@ class PartsWriter(ReplyWriter):
             self.finish_reason = delta.finish_reason
             stop = delta.choice.stop_reason
             self.stop_reason = stop if isinstance(stop, str) else None
+            self.receipt = receipt_of(delta)
         return events
 
     def _told(self, kind: PartKind, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:

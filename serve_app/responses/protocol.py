@@ -97,6 +97,7 @@ class ResponsesRequest(StrictModel):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestName | None = None
+    receipt: bool | None = None
     metadata: (
         Annotated[
             dict[

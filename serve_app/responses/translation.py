@@ -165,6 +165,7 @@ SAME = (
     "seed",
     "priority",
     "request_id",
+    "receipt",
     "parallel_tool_calls",
     "user",
 )

@@ -48,6 +48,8 @@ class ResponsesWriter(PartsWriter):
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._response["completed_at"] = int(time.time())
+        if self.receipt is not None:
+            self._response["receipt"] = self.receipt
         return [self._event(f"response.{status}", response=self._response)]
 
     def reply(self) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""A reply is made again from its receipt: its tokens are guesses, which the engine verifies.
+
+So a replay reads prompt and output many tokens at a time, and every token of it is drawn by the
+engine itself, with its grammar, its penalties and its noise: whatever draws another one tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lexshard.actors.messages import Drafting, Drafts, Request, SequenceEvent
+from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt
+
+# Guesses of one step.
+AT_ONCE = 64
+
+Reason = Literal["altered", "other model", "other tokenizer", "other arithmetic", "not its own"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a reply is what its receipt says. ``equal`` of its tokens came out as they stand
+    there; where not all did, the next one is ``found`` where ``expected`` was drawn. ``reason`` is
+    None where everything is right, else ``explanation`` says more."""
+
+    tokens: int
+    equal: int
+    reason: Reason | None = None
+    explanation: str = ""
+    expected: int | None = None
+    found: int | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.reason is None
+
+
+class Replay:
+    """One receipt on its way through an engine that is ``here``.
+
+    `request` is submitted; then come the `Drafts` that `begin` and `take` return, until there is a
+    `verdict`. The request is cancelled then, if it has not ended.
+    """
+
+    def __init__(self, receipt: Receipt, here: Provenance, name: str, priority: int = 0) -> None:
+        self.receipt = receipt
+        self.verdict: Verdict | None = None
+        self.request = Request(
+            name,
+            receipt.choice,
+            receipt.prompt_ids,
+            receipt.parameters(),
+            priority,
+            # Its blocks are computed here, whatever others have left in the cache.
+            cache_salt=f"replay {name}",
+            drafting=Drafting("client", "same-token"),
+        )
+        self._here = here
+        self._chain: DigestChain = receipt.chain()
+        self._equal = 0
+
+    def begin(self) -> Drafts | None:
+        """The first guesses; None where there is nothing to replay: there is a verdict."""
+        if self._chain.header != self.receipt.header:
+            self._settle("altered", "prompt, options, seed or hashes are not those it was made for")
+            return None
+        if not self.receipt.output_ids:
+            self._finish()
+            return None
+        return self._next()
+
+    def take(self, event: SequenceEvent) -> Drafts | None:
+        """What the engine has drawn; the next guesses, None where there is a verdict."""
+        if event.finish_reason in ("error", "abort"):
+            self._settle("not its own", event.error or "the engine gave up")
+            return None
+        output, digests = self.receipt.output_ids, self.receipt.digests
+        for token_id, logit in zip(event.token_ids, event.logits, strict=True):
+            place = self._equal
+            if place == len(output):  # a stop string ended it, of which the engine knows nothing
+                break
+            digest = self._chain.add(token_id, logit)
+            if token_id != output[place]:
+                self._differs(place, token_id, digest == digests[place])
+                return None
+            if digest != digests[place]:
+                self._wrong_digest(place)
+                return None
+            self._equal += 1
+        if self._equal < len(output):
+            if event.finish_reason is None:
+                return self._next()
+            self._settle("altered", f"the reply ends after {self._equal} tokens")
+            return None
+        self._finish(event)
+        return None
+
+    def _next(self) -> Drafts:
+        said, output = self._equal, self.receipt.output_ids
+        return Drafts(
+            self.request.request_id,
+            self.request.choice,
+            len(self.receipt.prompt_ids) + said,
+            output[said : said + AT_ONCE],
+        )
+
+    def _differs(self, place: int, token_id: int, altered: bool) -> None:
+        own = self.receipt.output_ids[place]
+        if altered:
+            self._settle("altered", "the digest is that of the token that was drawn", token_id, own)
+        else:
+            told = "another token is drawn here" + self._why()
+            self._settle(self._cause(), told, token_id, own)
+
+    def _wrong_digest(self, place: int) -> None:
+        own = self.receipt.output_ids[place]
+        told = "the token is right, its digest is not that of the logit computed here"
+        self._settle(self._cause(), told + self._why(), own, own)
+
+    def _finish(self, event: SequenceEvent | None = None) -> None:
+        """Every token was right. The end is, if its digest is, and if the engine ended there, too,
+        unless a stop string did it."""
+        receipt = self.receipt
+        reason, stop = receipt.finish_reason, receipt.stop_reason
+        if self._chain.end(reason, stop) != receipt.digests[-1]:
+            self._settle("altered", "its end is not that which it was made for")
+            return
+        by_text = isinstance(stop, str)
+        if event is not None and not by_text and event.finish_reason != reason:
+            self._settle("altered", f"the reply goes on where it ends with {reason!r}")
+        elif self._cause() in ("other model", "other tokenizer"):
+            self._settle(self._cause(), "every token is right" + self._why())
+        else:
+            self.verdict = Verdict(len(receipt.output_ids), self._equal)
+
+    def _cause(self) -> Reason:
+        made, here = self.receipt.made_by, self._here
+        if made.model != here.model:
+            return "other model"
+        if made.tokenizer != here.tokenizer:
+            return "other tokenizer"
+        own, other = made.arithmetic, here.arithmetic
+        if (own.version, own.dtype, own.body) != (other.version, other.dtype, other.body):
+            return "other arithmetic"
+        return "not its own"
+
+    def _why(self) -> str:
+        own, other = self.receipt.made_by.arithmetic, self._here.arithmetic
+        return {
+            "other model": "; the weights here are others than the receipt's",
+            "other tokenizer": "; the tokenizer here is another than the receipt's",
+            "other arithmetic": f"; it was made with {_words(own)}, this is {_words(other)}",
+        }.get(self._cause(), "; text, seed or options are not those of one reply of this model")
+
+    def _settle(
+        self, reason: Reason, told: str, expected: int | None = None, found: int | None = None
+    ) -> None:
+        tokens = len(self.receipt.output_ids)
+        self.verdict = Verdict(tokens, self._equal, reason, told, expected, found)
+
+
+def _words(arithmetic: object) -> str:
+    return ", ".join(
+        f"{name} {getattr(arithmetic, name)}" for name in ("version", "dtype", "body", "processor")
+    )

@@ -1,0 +1,50 @@
+"""Replays in an engine of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lexshard.actors.receipts.document import Provenance, Receipt
+from lexshard.actors.receipts.replay import Replay, Verdict
+
+if TYPE_CHECKING:
+    from lexshard.actors.engine.engine import Engine
+
+# Side by side: their rows share what a step costs by itself.
+TOGETHER = 4
+
+
+def replayed(
+    engine: Engine, receipts: Sequence[Receipt], here: Provenance
+) -> Iterator[tuple[int, Verdict]]:
+    """The verdicts as they come, by the index of their receipts, each of which fits the engine."""
+    waiting = iter(enumerate(receipts))
+    running: dict[str, tuple[int, Replay]] = {}
+    while True:
+        while len(running) < TOGETHER and (following := next(waiting, None)) is not None:
+            index, receipt = following
+            replay = Replay(receipt, here, f"replay-{index}")
+            drafts = replay.begin()
+            if drafts is not None:
+                refusal = engine.submit(replay.request)
+                if refusal is None:
+                    engine.draft(drafts)
+                    running[replay.request.request_id] = index, replay
+                    continue
+                replay.take(refusal)
+            if replay.verdict is not None:
+                yield index, replay.verdict
+        if not running:
+            return
+        for event in engine.step():
+            if event.request_id not in running:
+                continue
+            index, replay = running[event.request_id]
+            drafts = replay.take(event)
+            if drafts is not None:
+                engine.draft(drafts)
+            elif replay.verdict is not None:
+                engine.cancel(event.request_id)
+                del running[event.request_id]
+                yield index, replay.verdict

@@ -1,0 +1,1 @@
+"""Receipts over HTTP: written for replies, and verified."""

@@ -1,0 +1,93 @@
+"""Who writes receipts: what this server's are made by, and its key."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from lexshard.actors.body.errors import WeightsError
+from lexshard.actors.configuration import EngineInformation
+from lexshard.actors.messages import BY_DISTRIBUTION, FinishReason, Request
+from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt, options_of
+from lexshard.actors.receipts.provenance import provenance
+from lexshard.actors.receipts.signature import Signer
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.openai.errors import ApiError, bad_request
+
+
+class ReceiptIssuer:
+    """Writes the receipts of one server. Which files its model has is looked at once."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._signer = None if config.receipt_key is None else Signer.read(config.receipt_key)
+        self._made_by: Provenance | None = None
+
+    async def provenance(self, information: EngineInformation) -> Provenance:
+        """What makes this server's replies.
+
+        Raises:
+            ApiError: 400 where its tokens follow from more than a receipt tells.
+        """
+        config = self._config
+        if config.draft is not None and config.verify in BY_DISTRIBUTION:
+            raise bad_request(
+                f"'receipt': this server tests drafts with --verify {config.verify}: tokens "
+                "depend on them, and no receipt could be replayed",
+                "receipt",
+            )
+        if not information.processor:
+            raise bad_request("'receipt': this device writes none; ask its server", "receipt")
+        if self._made_by is None:
+            folder = Path(config.model).expanduser()
+            told = information.dtype, information.body, information.processor
+            try:
+                self._made_by = await asyncio.to_thread(provenance, folder, *told)
+            except (OSError, WeightsError) as error:
+                raise ApiError(500, f"the model's files cannot be read: {error}") from error
+        return self._made_by
+
+    def receipt_of(self, request: Request, made_by: Provenance) -> OpenReceipt:
+        """That of a reply which begins."""
+        return OpenReceipt(request, made_by, self._signer)
+
+
+class OpenReceipt:
+    """The receipt of one reply, while it is made."""
+
+    def __init__(self, request: Request, made_by: Provenance, signer: Signer | None) -> None:
+        parameters = request.parameters
+        self._request = request
+        self._made_by = made_by
+        self._signer = signer
+        self._options = options_of(parameters)
+        self._chain = DigestChain(
+            made_by, parameters.seed, request.choice, self._options, request.prompt_ids
+        )
+        self._output: list[int] = []
+
+    def add(self, token_ids: tuple[int, ...], logits: tuple[float, ...]) -> None:
+        """Tokens of the reply, in order, with their canonical logits."""
+        self._output += token_ids
+        for token_id, logit in zip(token_ids, logits, strict=True):
+            self._chain.add(token_id, logit)
+
+    def ended(self, finish_reason: FinishReason, stop_reason: int | str | None) -> dict[str, Any]:
+        """The whole of it, as clients get it."""
+        chain = self._chain
+        chain.end(finish_reason, stop_reason)
+        receipt = Receipt(
+            version=1,
+            made_by=self._made_by,
+            seed=self._request.parameters.seed,
+            choice=self._request.choice,
+            options=self._options,
+            prompt_ids=self._request.prompt_ids,
+            output_ids=tuple(self._output),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            header=chain.header,
+            digests=tuple(chain.digests),
+        )
+        return (receipt if self._signer is None else self._signer.signed(receipt)).as_json()
