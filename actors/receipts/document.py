@@ -22,6 +22,8 @@ import msgspec
 from lexshard.actors.messages import FinishReason, SamplingParameters
 
 VERSION = 1
+# Counts what changes a logit's bits: another order of sums, another rounding.
+ARITHMETIC_VERSION = 1
 DIGEST_BYTES = 8
 # What says nothing of tokens, only of what is told of them; and the seed, which stands by itself.
 _NOT_OPTIONS = frozenset(
@@ -56,6 +58,13 @@ class Provenance:
     model: str
     tokenizer: str
     arithmetic: Arithmetic
+
+
+def made_by(hashes: tuple[str, str], dtype: str, body: str, processor: str) -> Provenance:
+    """What makes replies of a model whose files have these ``hashes`` (`receipts.hashes`), as an
+    engine tells of itself."""
+    name: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
+    return Provenance(*hashes, Arithmetic(ARITHMETIC_VERSION, name, body, processor))
 
 
 @dataclass(frozen=True, slots=True)

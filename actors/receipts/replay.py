@@ -19,7 +19,7 @@ Reason = Literal["altered", "other model", "other tokenizer", "other arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReplayVerdict:
     """Whether a reply is what its receipt says. ``equal`` of its tokens came out as they stand
     there; where not all did, the next one is ``found`` where ``expected`` was drawn. ``reason`` is
     None where everything is right, else ``explanation`` says more."""
@@ -46,7 +46,7 @@ class Replay:
 
     def __init__(self, receipt: Receipt, here: Provenance, name: str, priority: int = 0) -> None:
         self.receipt = receipt
-        self.verdict: Verdict | None = None
+        self.verdict: ReplayVerdict | None = None
         self.request = Request(
             name,
             receipt.choice,
@@ -133,7 +133,7 @@ class Replay:
         elif self._cause() in ("other model", "other tokenizer"):
             self._settle(self._cause(), "every token is right" + self._why())
         else:
-            self.verdict = Verdict(len(receipt.output_ids), self._equal)
+            self.verdict = ReplayVerdict(len(receipt.output_ids), self._equal)
 
     def _cause(self) -> Reason:
         made, here = self.receipt.made_by, self._here
@@ -158,7 +158,7 @@ class Replay:
         self, reason: Reason, told: str, expected: int | None = None, found: int | None = None
     ) -> None:
         tokens = len(self.receipt.output_ids)
-        self.verdict = Verdict(tokens, self._equal, reason, told, expected, found)
+        self.verdict = ReplayVerdict(tokens, self._equal, reason, told, expected, found)
 
 
 def _words(arithmetic: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lexshard.actors.receipts.document import Provenance, Receipt
-from lexshard.actors.receipts.replay import Replay, Verdict
+from lexshard.actors.receipts.replay import Replay, ReplayVerdict
 
 if TYPE_CHECKING:
     from lexshard.actors.engine.engine import Engine
@@ -17,7 +17,7 @@ TOGETHER = 4
 
 def replayed(
     engine: Engine, receipts: Sequence[Receipt], here: Provenance
-) -> Iterator[tuple[int, Verdict]]:
+) -> Iterator[tuple[int, ReplayVerdict]]:
     """The verdicts as they come, by the index of their receipts, each of which fits the engine."""
     waiting = iter(enumerate(receipts))
     running: dict[str, tuple[int, Replay]] = {}
@@ -27,12 +27,12 @@ def replayed(
             replay = Replay(receipt, here, f"replay-{index}")
             drafts = replay.begin()
             if drafts is not None:
-                refusal = engine.submit(replay.request)
-                if refusal is None:
+                at_once = engine.submit(replay.request)  # refused, or said by its grammar
+                if at_once is None:
                     engine.draft(drafts)
                     running[replay.request.request_id] = index, replay
                     continue
-                replay.take(refusal)
+                replay.take(at_once)
             if replay.verdict is not None:
                 yield index, replay.verdict
         if not running:

@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lexshard.actors.body.errors import ModelRefusedError
-from lexshard.actors.receipts.document import Receipt, ReceiptError, check_fits, read_receipt
-from lexshard.actors.receipts.replay import Verdict
+from lexshard.actors.receipts.document import (
+    Receipt,
+    ReceiptError,
+    check_fits,
+    made_by,
+    read_receipt,
+)
+from lexshard.actors.receipts.replay import ReplayVerdict
 from lexshard.actors.receipts.signature import signed_by
 
 REFUSALS = (ReceiptError, ModelRefusedError, OSError)
@@ -21,7 +27,7 @@ EQUAL, DIFFERENT = 0, 1  # exit statuses; 2 is of what cannot be tried
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundReceipt:
     """A receipt, and where it was found."""
 
     place: str
@@ -52,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         signer = signed_by(each.receipt)
         if arguments.signed_by not in (None, signer):
             raise ReceiptError(f"{each.place}: it is not signed by {arguments.signed_by}")
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, ReplayVerdict] = {}
     started = time.monotonic()
     of_dtypes = [each.receipt.made_by.arithmetic.dtype for each in found]
     for dtype in sorted(set(of_dtypes)):
@@ -71,13 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replayed(
-    found: list[Found], dtype: Literal["float32", "bfloat16"], arguments: argparse.Namespace
-) -> Iterator[tuple[int, Verdict]]:
+    found: list[FoundReceipt], dtype: Literal["float32", "bfloat16"], arguments: argparse.Namespace
+) -> Iterator[tuple[int, ReplayVerdict]]:
     # These load torch and numba.
     from lexshard.actors.configuration import EngineConfiguration
     from lexshard.actors.engine.engine import Engine
     from lexshard.actors.engine.start.kernels_ahead import compile_kernels
-    from lexshard.actors.receipts.provenance import provenance
+    from lexshard.actors.receipts.hashes import model_hashes
     from lexshard.actors.receipts.run import TOGETHER, replayed
 
     folder = Path(arguments.model).expanduser()
@@ -96,13 +102,13 @@ def _replayed(
                 check_fits(each.receipt, told.vocabulary_size, told.max_model_len)
             except ReceiptError as error:
                 raise ReceiptError(f"{each.place}: {error}") from error
-        here = provenance(folder, told.dtype, told.body, told.processor)
+        here = made_by(model_hashes(folder), told.dtype, told.body, told.processor)
         yield from replayed(engine, [each.receipt for each in found], here)
     finally:
         engine.close()
 
 
-def _found(path: Path) -> Iterator[Found]:
+def _found(path: Path) -> Iterator[FoundReceipt]:
     """Raises ReceiptError for a file that has none, OSError for one that cannot be read."""
     if path.is_dir():
         for file in sorted(path.rglob("*.json*")):
@@ -118,7 +124,7 @@ def _found(path: Path) -> Iterator[Found]:
             raise ReceiptError(f"{place} is no JSON: {error}") from error
         for each in _receipts_in(told):
             try:
-                yield Found(place, read_receipt(each))
+                yield FoundReceipt(place, read_receipt(each))
             except ReceiptError as error:
                 raise ReceiptError(f"{place}: {error}") from error
 
@@ -136,7 +142,7 @@ def _receipts_in(told: Any) -> list[Any]:
     return _receipts_in(told["receipts"]) if "receipts" in told else [told]
 
 
-def _tell(found: Found, verdict: Verdict) -> None:
+def _tell(found: FoundReceipt, verdict: ReplayVerdict) -> None:
     place = f"{found.place}, choice {found.receipt.choice}"
     if verdict.right:
         print(f"{place}: equal, all {verdict.tokens} tokens", flush=True)
@@ -154,7 +160,7 @@ def _tell_progress(phase: str) -> None:
     print(phase, file=sys.stderr, flush=True)
 
 
-def _as_json(found: Found, verdict: Verdict) -> dict[str, Any]:
+def _as_json(found: FoundReceipt, verdict: ReplayVerdict) -> dict[str, Any]:
     return {
         "place": found.place,
         "choice": found.receipt.choice,

@@ -80,6 +80,7 @@ MEANINGS: dict[str, str] = {
     "draft": "of each token, whether it was guessed",
     "receipt": "what the reply can be made again from: see docs/receipts.md",
     "draft_tokens": "longest draft of this request, at most the server's; 0: none",
+    "receipts": "of replies, as they came with them",
     # in which order
     "priority": "lower goes first; below 0 only where the API key allows it",
     "request_id": "in the reply's id and in the server's log",

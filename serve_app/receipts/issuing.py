@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from lexshard.actors.body.errors import WeightsError
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import BY_DISTRIBUTION, FinishReason, Request
-from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt, options_of
-from lexshard.actors.receipts.provenance import provenance
+from lexshard.actors.receipts.document import (
+    DigestChain,
+    Provenance,
+    Receipt,
+    made_by,
+    options_of,
+)
 from lexshard.actors.receipts.signature import Signer
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.openai.errors import ApiError, bad_request
@@ -40,17 +46,32 @@ class ReceiptIssuer:
         if not information.processor:
             raise bad_request("'receipt': this device writes none; ask its server", "receipt")
         if self._made_by is None:
-            folder = Path(config.model).expanduser()
             told = information.dtype, information.body, information.processor
-            try:
-                self._made_by = await asyncio.to_thread(provenance, folder, *told)
-            except (OSError, WeightsError) as error:
-                raise ApiError(500, f"the model's files cannot be read: {error}") from error
+            self._made_by = made_by(await _hashes(config.model), *told)
         return self._made_by
 
     def receipt_of(self, request: Request, made_by: Provenance) -> OpenReceipt:
         """That of a reply which begins."""
         return OpenReceipt(request, made_by, self._signer)
+
+
+async def _hashes(model: str) -> tuple[str, str]:
+    """As `model_hashes` finds them, in a process of its own: this one has nothing that computes.
+
+    Raises:
+        ApiError: 500 where the model's files cannot be read.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lexshard.actors.receipts.hashes", str(Path(model).expanduser())),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    told, error = await process.communicate()
+    if process.returncode != 0:
+        why = error.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ApiError(500, f"the model's files cannot be read: {why}")
+    weights, tokenizer = told.decode().split()
+    return weights, tokenizer
 
 
 class OpenReceipt:

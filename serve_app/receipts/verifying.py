@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lexshard.actors.receipts.document import ReceiptError, check_fits, read_receipt
-from lexshard.actors.receipts.replay import Replay, Verdict
+from lexshard.actors.receipts.replay import Replay, ReplayVerdict
 from lexshard.actors.receipts.signature import signed_by
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.http_call import HttpCall
@@ -29,11 +29,9 @@ MOST_RECEIPTS = 64
 class VerifyRequest(StrictModel):
     """``POST /v1/receipts/verify``."""
 
-    model_config = ConfigDict(json_schema_extra=shown_as({"receipts": [{"version": 1}]}))
+    model_config = ConfigDict(json_schema_extra=shown_as({"receipts": []}))
 
-    receipts: Annotated[
-        list[dict[str, Any]], Field(min_length=1, max_length=MOST_RECEIPTS, fail_fast=True)
-    ]
+    receipts: Annotated[list[dict[str, Any]], Field(max_length=MOST_RECEIPTS, fail_fast=True)]
 
 
 async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
@@ -45,6 +43,8 @@ async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
     """
     asked = parse(VerifyRequest, body)
     information = call.state.information()
+    if not asked.receipts:
+        return json_response({"object": "list", "data": []})
     here = await call.state.receipts.provenance(information)
     context = min(information.max_model_len, information.kv_tokens)
     replays: list[Replay] = []
@@ -116,7 +116,7 @@ async def _verified(
     return json_response({"object": "list", "data": data})
 
 
-def _told(verdict: Verdict | None, call: HttpCall) -> dict[str, Any]:
+def _told(verdict: ReplayVerdict | None, call: HttpCall) -> dict[str, Any]:
     if verdict is None:
         raise internal_error(call.record.request_id)
     return {

@@ -88,6 +88,7 @@ def check_settings(config: ServeConfig) -> None:
     check_scoring(config)
     check_backend(config)
     check_certificate(config)
+    check_receipt_key(config)
     check_replicas(config)
     if config.otlp_traces_endpoint is not None:
         check_tracing()
@@ -176,6 +177,22 @@ def check_certificate(config: ServeConfig) -> None:
         raise StartupError(
             f"no use of the certificate {config.ssl_certfile}: {error}; both files are PEM, the "
             "key without a password"
+        ) from error
+
+
+def check_receipt_key(config: ServeConfig) -> None:
+    """Raises StartupError where the key that is to sign receipts is none."""
+    if config.receipt_key is None:
+        return
+    from lexshard.actors.receipts.signature import Signer
+
+    try:
+        Signer.read(config.receipt_key)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"--receipt-key: {error}") from error
+    except ImportError as error:
+        raise StartupError(
+            f"--receipt-key needs a package ({error}): pip install cryptography"
         ) from error
 
 

@@ -1,0 +1,170 @@
+"""What a receipt says can be made again, wherever it was made, and nothing else can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request
+from lexshard.actors.receipts.document import Receipt
+from lexshard.actors.receipts.run import replayed
+from tests.support.demo_engine import demo_engine
+from tests.support.paths import DEMO_DRAFT
+from tests.support.receipt_cases import maker_of, receipt_requests, receipts_of, verdicts_of
+
+COUNT, MANY = 64, 1000
+BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
+ENGINES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "drafts": {"draft": str(DEMO_DRAFT)},
+    "look-up": {"draft": "ngram"},
+    "little room": {"kv_cache_bytes": 14 * BLOCK_BYTES, "prefix_cache": False},
+    "samplers": {"samplers": 2},
+    "dense": {"head": "dense"},
+    "two threads": {"threads": 2},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+
+
+def engine_of(**settings: Any) -> Engine:
+    return demo_engine(**{"max_model_len": 128, **settings})
+
+
+@pytest.fixture(scope="module")
+def requests(prompt_ids: list[tuple[int, ...]]) -> list[Request]:
+    return receipt_requests(prompt_ids, COUNT)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    running = engine_of()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def receipts(engine: Engine, requests: list[Request]) -> list[Receipt]:
+    found = receipts_of(engine, requests)
+    assert sum(map(len, (each.output_ids for each in found))) > 500
+    return found
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_reply_is_made_again_whatever_it_was_made_beside(
+    name: str, requests: list[Request], receipts: list[Receipt], engine: Engine
+) -> None:
+    other = engine_of(**ENGINES[name])
+    try:
+        made = receipts_of(other, requests)
+        if name != "bfloat16":
+            assert made == receipts
+        again = verdicts_of(other if name == "bfloat16" else engine, made)
+    finally:
+        other.close()
+    assert [each for each in again if not each.right] == []
+    assert [each.equal for each in again] == [len(each.output_ids) for each in made]
+
+
+def altered(receipt: Receipt, random: np.random.Generator) -> Receipt:
+    """One token is another, or one option, the seed or the end is."""
+    place = int(random.integers(-4, len(receipt.output_ids)))
+    if place >= 0:
+        ids = list(receipt.output_ids)
+        ids[place] = (ids[place] + int(random.integers(1, 16_384))) % 16_384
+        return replace(receipt, output_ids=tuple(ids))
+    options = receipt.options
+    changes: tuple[Callable[[], Receipt], ...] = (
+        lambda: replace(receipt, seed=receipt.seed ^ 1),
+        lambda: replace(receipt, options={**options, "temperature": 0.31}),
+        lambda: replace(receipt, options={**options, "max_tokens": options["max_tokens"] + 1}),
+        lambda: replace(
+            receipt, finish_reason="stop" if receipt.finish_reason == "length" else "length"
+        ),
+    )
+    return changes[place]()
+
+
+def test_whatever_is_altered_is_found(engine: Engine, receipts: list[Receipt]) -> None:
+    random = np.random.default_rng(5)
+    wrong = [altered(each, random) for each in receipts for _ in range(3)]
+    found = verdicts_of(engine, wrong)
+    assert [each for each in found if each.right] == []
+    assert {each.reason for each in found} == {"altered"}
+    at_tokens = [each for each in found if each.found is not None]
+    assert len(at_tokens) > 100
+    for verdict, receipt in zip(found, wrong, strict=True):
+        if verdict.found is not None:
+            assert verdict.found == receipt.output_ids[verdict.equal] != verdict.expected
+
+
+@pytest.mark.slow
+def test_a_thousand_receipts_are_equal_and_a_thousand_altered_ones_are_not(
+    prompt_ids: list[tuple[int, ...]], engine: Engine
+) -> None:
+    prompts = [(index, *ids) for index, ids in enumerate(8 * prompt_ids)]
+    drafting = engine_of(draft=str(DEMO_DRAFT), samplers=2)
+    try:
+        made = receipts_of(drafting, receipt_requests(prompts, MANY))
+    finally:
+        drafting.close()
+    assert [each for each in verdicts_of(engine, made) if not each.right] == []
+    random = np.random.default_rng(6)
+    wrong = verdicts_of(engine, [altered(each, random) for each in made])
+    assert [each for each in wrong if each.right] == []
+
+
+def test_who_writes_new_digests_for_another_text_is_found(
+    engine: Engine, receipts: list[Receipt]
+) -> None:
+    """Whoever can count cannot know the logit, and the token is not what this seed draws."""
+    receipt = next(each for each in receipts if len(each.output_ids) > 5)
+    chain = receipt.chain()
+    forged = (*receipt.output_ids[:3], 77, *receipt.output_ids[4:])
+    for token_id in forged:
+        chain.add(token_id, 1.0)
+    chain.end(receipt.finish_reason, receipt.stop_reason)
+    (verdict,) = verdicts_of(
+        engine, [replace(receipt, output_ids=forged, digests=tuple(chain.digests))]
+    )
+    assert (verdict.reason, verdict.equal) == ("not its own", 0)
+
+
+def test_one_weight_that_is_one_step_off_is_found(receipts: list[Receipt]) -> None:
+    """Of the output row of a token that was drawn; the hash of the files would tell of any."""
+    receipt = next(each for each in receipts if each.options["grammar"] is None)
+    other = engine_of(head="dense")
+    try:
+        token_id = receipt.output_ids[-1]
+        with torch.no_grad():
+            weight = other.model.head.weight
+            column = int(weight[token_id].abs().argmax())
+            weight[token_id, column] *= 1 + 2**-7
+        (verdict,) = verdicts_of(other, [receipt])
+        assert verdict.reason == "not its own"
+        assert receipt.output_ids[verdict.equal] == token_id
+        here = replace(maker_of(other), model="0" * 64)
+        ((_, told),) = replayed(other, [receipt], here)
+        assert told.reason == "other model"
+    finally:
+        other.close()
+
+
+def test_a_model_of_another_name_is_told_of_though_every_token_is_equal(
+    engine: Engine, receipts: list[Receipt]
+) -> None:
+    here = maker_of(engine)
+    for changed, reason in (
+        (replace(here, model="0" * 64), "other model"),
+        (replace(here, tokenizer="0" * 64), "other tokenizer"),
+    ):
+        ((_, verdict),) = replayed(engine, receipts[:1], changed)
+        assert (verdict.reason, verdict.equal) == (reason, verdict.tokens)
+    arithmetic = replace(here.arithmetic, processor="another")
+    ((_, verdict),) = replayed(engine, receipts[:1], replace(here, arithmetic=arithmetic))
+    assert verdict.right

@@ -1,0 +1,242 @@
+"""Receipts as clients get them, verified by the server and by the command, which needs none."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from lexshard.actors.receipts.document import read_receipt
+from lexshard.actors.receipts.signature import Signer, signed_by
+from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.receipts.issuing import ReceiptIssuer
+from tests.support.faults import processes_of
+from tests.support.mock_engine import MockEngine
+from tests.support.mock_server import post
+from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
+from tests.support.real_server import Server, running_server
+
+VERIFY = "/v1/receipts/verify"
+HELLO = [{"role": "user", "content": "Tell me of a fox."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "kind": {"enum": ["red", "grey"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": ["Once upon a time", "The sea"], "n": 2, "max_tokens": 30},
+    "/v1/chat/completions": {
+        "messages": HELLO,
+        "max_tokens": 80,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    },
+    "/v1/responses": {"input": "Tell me of a fox.", "max_output_tokens": 20},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 20, "stop_sequences": ["the"]},
+}
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("key") / "key.pem"
+    private = serialization.PrivateFormat.PKCS8
+    path.write_bytes(
+        Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, private, serialization.NoEncryption()
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Iterator[Server]:
+    flags = ("--draft", str(DEMO_DRAFT), "--receipt-key", str(key), "--samplers", "1")
+    with running_server(tmp_path_factory.mktemp("receipts"), *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def receipts(server: Server) -> list[dict[str, Any]]:
+    """Of every route."""
+    return [each for path in ASKED for each in asked(server, path)]
+
+
+def in_reply(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    holders = reply.get("choices", [reply])
+    return [each["receipt"] for each in holders]
+
+
+def asked(server: Server, path: str, **more: Any) -> list[dict[str, Any]]:
+    body = {**ASKED[path], "seed": 11, "receipt": True, **more}
+    reply = httpx.post(server.url + path, json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return in_reply(reply.json())
+
+
+def verdicts(server: Server, receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    reply = httpx.post(server.url + VERIFY, json={"receipts": receipts}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    data: list[dict[str, Any]] = reply.json()["data"]
+    assert [each["index"] for each in data] == list(range(len(receipts)))
+    return data
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_ends_with_the_receipts_of_the_whole_reply(server: Server, path: str) -> None:
+    body = {**ASKED[path], "seed": 11, "receipt": True, "stream": True}
+    told = httpx.post(server.url + path, json=body, timeout=60)
+    streamed: list[dict[str, Any]] = []
+    for line in told.text.splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            event = event.get("response", event)
+            streamed += [each["receipt"] for each in event.get("choices", [event])
+                         if "receipt" in each]  # fmt: skip
+    whole = asked(server, path)
+    assert sorted(streamed, key=json.dumps) == sorted(whole, key=json.dumps)
+    assert len(whole) == (4 if path == "/v1/completions" else 1)
+
+
+def test_who_does_not_ask_gets_none(server: Server) -> None:
+    for path, body in ASKED.items():
+        for told in ({}, {"receipt": False}):
+            assert '"receipt"' not in httpx.post(server.url + path, json=body | told).text
+
+
+def test_every_reply_is_made_again_and_signed(
+    server: Server, receipts: list[dict[str, Any]], key: Path
+) -> None:
+    found = verdicts(server, receipts)
+    assert [each for each in found if not each["equal"]] == []
+    assert {each["signed_by"] for each in found} == {Signer.read(key).public_key}
+    assert all(signed_by(read_receipt(each)) for each in receipts)
+    per_token = [len(json.dumps(each["digests"])) / len(each["output_ids"]) for each in receipts]
+    assert max(per_token[:4]) < 16
+
+
+def test_what_was_altered_is_found(server: Server, receipts: list[dict[str, Any]]) -> None:
+    unsigned = copy.deepcopy(receipts[0])
+    del unsigned["signature"]
+    unsigned["output_ids"][7] += 1
+    seed = {**unsigned, "seed": "12"}
+    first, second = verdicts(server, [unsigned, seed])
+    assert (first["equal"], first["reason"], first["equal_tokens"]) == (False, "altered", 7)
+    assert first["found_token_id"] == unsigned["output_ids"][7]
+    assert first["expected_token_id"] == receipts[0]["output_ids"][7]
+    assert (second["equal"], second["equal_tokens"]) == (False, 0)
+    signed = {**unsigned, "signature": receipts[0]["signature"]}
+    refused = httpx.post(server.url + VERIFY, json={"receipts": [signed]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "receipts")
+    assert "signature" in refused.json()["error"]["message"]
+
+
+def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, Any]]) -> None:
+    good = copy.deepcopy(receipts[4])  # with a grammar
+    del good["signature"]
+    options = good["options"]
+    wrong: list[Any] = [
+        {},
+        {"version": 1},
+        {**good, "prompt_ids": [10**9]},
+        {**good, "prompt_ids": [1] * 5000},
+        {**good, "options": {**options, "grammar": "%json {"}},
+        {**good, "options": {**options, "grammar": "start: " + "a " * 10**5}},
+        {**good, "options": {**options, "temperature": 1e9}},
+        {**good, "options": {**options, "logit_bias": [[10**8, 1.0]]}},
+        {**good, "output_ids": []},
+        {**good, "choice": -5},
+    ]
+    for told in wrong:
+        reply = httpx.post(server.url + VERIFY, json={"receipts": [told]}, timeout=60)
+        assert reply.status_code == 400, (told, reply.text)
+    for body in ([], {"receipts": [1]}, {"receipts": [good] * 65}, {"receipts": 5}):
+        assert httpx.post(server.url + VERIFY, json=body).status_code == 400
+    assert verdicts(server, []) == []
+    assert verdicts(server, [good])[0]["equal"]
+
+
+def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: Server) -> None:
+    body = {
+        "prompt": "Once upon a time",
+        "max_tokens": 700,
+        "ignore_eos": True,
+        "seed": 5,
+        "receipt": True,
+        "stream": True,
+    }
+    found: list[dict[str, Any]] = []
+    pieces = 0
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            pieces += 1
+            if pieces == 20:
+                [engine] = processes_of(server, "engine")
+                engine.kill()
+            choice = json.loads(line.removeprefix("data: "))["choices"][0]
+            found += [choice["receipt"]] if "receipt" in choice else []
+    [receipt] = found
+    assert len(receipt["output_ids"]) == 700
+    del body["stream"]
+    [undisturbed] = in_reply(
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+    )
+    assert undisturbed == receipt
+    [verdict] = verdicts(server, [receipt])
+    assert (verdict["equal"], verdict["equal_tokens"]) == (True, 700)
+
+
+def test_the_command_needs_no_server(tmp_path: Path, receipts: list[dict[str, Any]]) -> None:
+    def replay(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "lexshard.serve_app.cli", "replay", *arguments]
+        command += ["--model", str(DEMO), "--threads", "1"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    replies = tmp_path / "replies"
+    replies.mkdir()
+    (replies / "a.json").write_text(json.dumps({"choices": [{"receipt": receipts[0]}]}))
+    (replies / "b.jsonl").write_text("\n".join(map(json.dumps, receipts[1:])) + "\n")
+    public = receipts[0]["signature"]["public_key"]
+    code, told = replay(str(replies), "--signed-by", public)
+    assert code == 0, told
+    assert f"{len(receipts)} of {len(receipts)} equal" in told
+    wrong = copy.deepcopy(receipts[0])
+    del wrong["signature"]
+    wrong["output_ids"][3] += 1
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    code, told = replay(str(tmp_path / "wrong.json"), "--json", str(tmp_path / "verdicts"))
+    assert code == 1, told
+    assert "NOT EQUAL (altered, 3 of 30 tokens equal): token 3 is" in told
+    assert json.loads((tmp_path / "verdicts").read_text())[0]["equal_tokens"] == 3
+    for arguments in (
+        [str(tmp_path / "wrong.json"), "--signed-by", public],
+        [str(tmp_path / "nowhere")],
+        [str(DEMO / "config.json")],
+    ):
+        code, told = replay(*arguments)
+        assert code == 2, told
+        assert len(told.splitlines()) == 1, told
+
+
+def test_where_tokens_depend_on_drafts_receipts_are_refused() -> None:
+    body = {"prompt": "a", "receipt": True}
+    config = {"draft": "draft", "verify": "same-distribution"}
+    with pytest.raises(ApiError, match="--verify same-distribution"):
+        asyncio.run(
+            ReceiptIssuer(ServeConfig(model="mock", **config)).provenance(MockEngine().information)
+        )
+    refused = post("/v1/completions", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "receipt")
