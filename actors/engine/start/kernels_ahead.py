@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
 from lexshard.kernels.processor import has_feature
+
+logger = logging.getLogger("lexshard.engine")
 
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
 # Drafts, a fifth of all there is to compile: they change when tokens come, and may begin later.
@@ -41,8 +44,12 @@ def compile_later(groups: Groups, then: Callable[[], None]) -> None:
     called from another thread when they are at hand, or cannot be compiled there."""
 
     def compile_and_load() -> None:
-        compile_beside(groups)
-        then()
+        try:
+            compile_beside(groups)
+        except OSError as error:  # no process could be started
+            logger.warning("kernels are compiled when they are first called: %s", error)
+        finally:
+            then()
 
     threading.Thread(target=compile_and_load, name="compiling", daemon=True).start()
 

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.actors.receipts.document import Receipt
 from lexshard.actors.receipts.run import replayed
+from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
-from tests.support.paths import DEMO_DRAFT
+from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.receipt_cases import maker_of, receipt_requests, receipts_of, verdicts_of
+from tests.support.thread_shards import ThreadShards
 
 COUNT, MANY = 64, 1000
 BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
@@ -28,12 +31,17 @@ ENGINES: dict[str, dict[str, Any]] = {
     "samplers": {"samplers": 2},
     "dense": {"head": "dense"},
     "two threads": {"threads": 2},
+    "four shards": {"shards": 4, "draft": str(DEMO_DRAFT)},
     "bfloat16": {"dtype": "bfloat16"},
 }
 
 
 def engine_of(**settings: Any) -> Engine:
-    return demo_engine(**{"max_model_len": 128, **settings})
+    if "shards" not in settings:
+        return demo_engine(**{"max_model_len": 128, **settings})
+    told = {"dtype": "float32", "device": "cpu", "threads": 1, "max_model_len": 128, **settings}
+    configuration = EngineConfiguration(str(DEMO), **told)
+    return Engine(configuration, start_sampler, None, ThreadShards(configuration))
 
 
 @pytest.fixture(scope="module")
