@@ -27,8 +27,9 @@ class Candidates:
 
     def logit_of(self, row: int, token_id: int) -> float:
         """The raw canonical logit of one of the tokens of a row."""
-        first, last = int(self.offsets[row]), int(self.offsets[row + 1])
-        return float(self.raw[first + np.searchsorted(self.ids[first:last], token_id)])
+        first, last = self.offsets.item(row), self.offsets.item(row + 1)
+        place: int = first + self.ids[first:last].searchsorted(token_id).item()
+        return self.raw.item(place)
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:

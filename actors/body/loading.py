@@ -49,6 +49,13 @@ _NOT_PAGED = "{} does not work with paged attention and packed weights"
 # correct implementations differ by a few roundings of 2**-8, in float16 of 2**-11.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
+# Typical difference of a body that rounds what it multiplies to one of the same weights that does
+# not, relative to a typical value. It grows with the layers, and with what the model makes of small
+# differences: 0.003 for the demo, 0.036 for random weights in 18 layers. That its weights, layers
+# and attention are right is seen to the last digits without rounding; here, whether it rounds at
+# all as it should.
+ROUNDED = 0.25
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
@@ -376,10 +383,12 @@ def _fused_body(
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))
     ours = run_alone(general, expected.token_ids)
-    if arithmetic == "bfloat16":
+    rounds = arithmetic == "bfloat16"
+    if rounds:
         unrounded = [fused.unrounded(tokens) for tokens in expected.token_ids]
         check_hidden(unrounded, ours, "the fused body, without rounding", "the general body", exact)
+        tolerance = ROUNDED
     fused.batch_invariant = check_body(
-        fused, expected.token_ids, ours, "the general body", tolerance
+        fused, expected.token_ids, ours, "the general body", tolerance, typical=rounds
     )
     return fused

@@ -110,16 +110,23 @@ def check_hidden(
     of: str,
     against: str,
     tolerance: float,
+    *,
+    typical: bool = False,
 ) -> None:
     """Raises SelfTestError where hidden states ``of`` something differ from those that are
-    ``expected`` by more than ``tolerance``, relative to the largest value."""
-    size = max(float(each.abs().max()) for each in expected)
-    difference = float((torch.cat(list(found)) - torch.cat(list(expected))).abs().max())
+    ``expected`` by more than ``tolerance``, relative to the largest value; where the ``typical``
+    difference counts, both by their root mean square."""
+    differences, values = torch.cat(list(found)) - torch.cat(list(expected)), torch.cat([*expected])
+    if typical:
+        difference, size = (float(each.square().mean().sqrt()) for each in (differences, values))
+    else:
+        difference, size = (float(each.abs().max()) for each in (differences, values))
     if not difference <= tolerance * size:  # NaN must fail
+        words = ("typically", "a typical") if typical else ("by up to", "the largest")
         raise SelfTestError(
-            f"hidden states of {of}, differ from {against} by up to {difference:.3g} "
-            f"(largest value {size:.3g}): the model keeps state or attends in a way that paged "
-            "attention does not compute; choose another model"
+            f"hidden states of {of}, differ from {against} {words[0]} {difference:.3g} "
+            f"({words[1]} value is {size:.3g}): the model keeps state or attends in a way that "
+            "paged attention does not compute; choose another model"
         )
 
 
@@ -129,14 +136,18 @@ def check_body(
     expected: Sequence[torch.Tensor],
     against: str,
     tolerance: float,
+    *,
+    typical: bool = False,
 ) -> bool:
     """Whether the body is batch-invariant, once it is known to be right.
 
-    Raises as `check_hidden` does. Leaves the body with a test cache: allocate anew.
+    Raises as `check_hidden` does, by the ``typical`` difference or the largest. Leaves the body
+    with a test cache: allocate anew.
     """
     mixed, alone = run_mixed(body, token_ids), run_alone(body, token_ids)
     for how, found in (("in one piece", alone), ("in chunks of mixed batches", mixed)):
-        check_hidden(found, expected, f"the {body.name} body, computed {how}", against, tolerance)
+        of = f"the {body.name} body, computed {how}"
+        check_hidden(found, expected, of, against, tolerance, typical=typical)
     return all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from lexshard.actors.body import loading, paged_attention
 from lexshard.actors.body.attention_step import AttentionSettings
+from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.errors import (
     InsufficientMemoryError,
     ModelCodeError,
@@ -23,12 +24,13 @@ from lexshard.actors.body.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from lexshard.actors.body.fused import FusedPlan, plan_of
+from lexshard.actors.body.fused import FusedBody, FusedPlan, plan_of
 from lexshard.actors.body.head_weights import HeadWeights, check_head
 from lexshard.actors.body.loading import load
 from lexshard.actors.body.model_code import model_code
 from lexshard.actors.body.self_test import check_body, check_windows, run_alone
 from lexshard.kernels.linear import Arithmetic
+from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from tests.support.tiny_models import REFUSED, save_tiny
 
 REASONS = {
@@ -199,6 +201,26 @@ def test_a_constant_that_is_a_little_off_is_refused(
     monkeypatch.setattr(loading, "plan_of", a_little_off)
     with pytest.raises(SelfTestError, match="of the fused body"):
         load(tmp_path, dtype, body="fused", device="cpu")
+
+
+def test_a_deep_model_of_which_rounding_makes_much_is_served_and_a_wrong_rounding_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 layers of random weights: single values differ by a ninth of the largest."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 40, "head_dim": 64}
+    write_random_model(tmp_path, seed=1, vocab_size=16_384, **shape)
+    assert load(tmp_path, "bfloat16", device="cpu").body.name == "fused"
+    forward = FusedBody.forward
+
+    def half_lost(body: FusedBody, batch: Batch) -> torch.Tensor:
+        hidden = forward(body, batch)
+        hidden[:, ::2] = 0
+        return hidden
+
+    monkeypatch.setattr(FusedBody, "forward", half_lost)
+    (tmp_path / "config.json").touch()  # else what was found is remembered
+    with pytest.raises(SelfTestError, match="of the fused body, computed in one piece"):
+        load(tmp_path, "bfloat16", body="fused", device="cpu")
 
 
 def test_a_model_that_computes_with_a_packed_weight_is_refused(
