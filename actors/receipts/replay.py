@@ -60,6 +60,7 @@ class Replay:
         self._here = here
         self._chain: DigestChain = receipt.chain()
         self._equal = 0
+        self._asked = 0
 
     def begin(self) -> Drafts | None:
         """The first guesses; None where there is nothing to replay: there is a verdict."""
@@ -99,11 +100,13 @@ class Replay:
 
     def _next(self) -> Drafts:
         said, output = self._equal, self.receipt.output_ids
+        self._asked += 1
         return Drafts(
             self.request.request_id,
             self.request.choice,
             len(self.receipt.prompt_ids) + said,
             output[said : said + AT_ONCE],
+            number=self._asked,
         )
 
     def _differs(self, place: int, token_id: int, altered: bool) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import post
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
-from tests.support.real_server import Server, running_server
+from tests.support.real_server import Server, running_server, wait
 
 VERIFY = "/v1/receipts/verify"
 HELLO = [{"role": "user", "content": "Tell me of a fox."}]
@@ -196,6 +197,12 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
     assert undisturbed == receipt
     [verdict] = verdicts(server, [receipt])
     assert (verdict["equal"], verdict["equal_tokens"]) == (True, 700)
+    with ThreadPoolExecutor(1) as beside:
+        replaying = beside.submit(verdicts, server, [receipt] * 64)
+        wait(lambda: server.metric("lexshard_running") > 10, 30, "the replays")
+        [engine] = processes_of(server, "engine")
+        engine.kill()
+        assert all(each["equal"] for each in replaying.result(120))
 
 
 def test_the_command_needs_no_server(tmp_path: Path, receipts: list[dict[str, Any]]) -> None:
