@@ -7,7 +7,7 @@ engine itself, with its grammar, its penalties and its noise: whatever draws ano
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lexshard.actors.messages import Drafting, Drafts, Request, SequenceEvent
 from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt
@@ -35,6 +35,18 @@ class ReplayVerdict:
     def right(self) -> bool:
         """Whether nothing is wrong."""
         return self.reason is None
+
+    def as_json(self) -> dict[str, Any]:
+        """As servers and the command tell it."""
+        return {
+            "equal": self.right,
+            "tokens": self.tokens,
+            "equal_tokens": self.equal,
+            "reason": self.reason,
+            "explanation": self.explanation,
+            "expected_token_id": self.expected,
+            "found_token_id": self.found,
+        }
 
 
 class Replay:
@@ -131,8 +143,9 @@ class Replay:
             self._settle("altered", "its end is not that which it was made for")
             return
         by_text = isinstance(stop, str)
-        if event is not None and not by_text and event.finish_reason != reason:
-            self._settle("altered", f"the reply goes on where it ends with {reason!r}")
+        drawn = None if event is None else (event.finish_reason, event.stop_reason)
+        if drawn is not None and not by_text and drawn != (reason, stop):
+            self._settle("altered", f"the reply does not end here with {reason!r} and {stop!r}")
         elif self._cause() in ("other model", "other tokenizer"):
             self._settle(self._cause(), "every token is right" + self._why())
         else:

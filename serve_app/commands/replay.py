@@ -55,7 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         raise ReceiptError("there is no receipt in what was named")
     for each in found:
-        signer = signed_by(each.receipt)
+        try:
+            signer = signed_by(each.receipt)
+        except ReceiptError as error:
+            raise ReceiptError(f"{each.place}: {error}") from error
         if arguments.signed_by not in (None, signer):
             raise ReceiptError(f"{each.place}: it is not signed by {arguments.signed_by}")
     verdicts: dict[int, ReplayVerdict] = {}
@@ -71,7 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.monotonic() - started
     print(f"{right} of {len(found)} equal; {tokens} tokens in {seconds:.1f} s")
     if arguments.json is not None:
-        told = [_as_json(found[i], verdicts[i]) for i in range(len(found))]
+        told = [
+            {"place": each.place, "choice": each.receipt.choice, **verdicts[index].as_json()}
+            for index, each in enumerate(found)
+        ]
         arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return EQUAL if right == len(found) else DIFFERENT
 
@@ -158,17 +164,3 @@ def _tell(found: FoundReceipt, verdict: ReplayVerdict) -> None:
 
 def _tell_progress(phase: str) -> None:
     print(phase, file=sys.stderr, flush=True)
-
-
-def _as_json(found: FoundReceipt, verdict: ReplayVerdict) -> dict[str, Any]:
-    return {
-        "place": found.place,
-        "choice": found.receipt.choice,
-        "equal": verdict.right,
-        "tokens": verdict.tokens,
-        "equal_tokens": verdict.equal,
-        "reason": verdict.reason,
-        "explanation": verdict.explanation,
-        "expected_token_id": verdict.expected,
-        "found_token_id": verdict.found,
-    }

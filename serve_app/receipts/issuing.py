@@ -11,6 +11,7 @@ from typing import Any
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import BY_DISTRIBUTION, FinishReason, Request
 from lexshard.actors.receipts.document import (
+    VERSION,
     DigestChain,
     Provenance,
     Receipt,
@@ -43,6 +44,8 @@ class ReceiptIssuer:
                 "depend on them, and no receipt could be replayed",
                 "receipt",
             )
+        if information.dtype not in ("float32", "bfloat16"):
+            raise bad_request(f"'receipt': none are written of {information.dtype}", "receipt")
         if not information.processor:
             raise bad_request("'receipt': this device writes none; ask its server", "receipt")
         if self._made_by is None:
@@ -99,7 +102,7 @@ class OpenReceipt:
         chain = self._chain
         chain.end(finish_reason, stop_reason)
         receipt = Receipt(
-            version=1,
+            version=VERSION,
             made_by=self._made_by,
             seed=self._request.parameters.seed,
             choice=self._request.choice,

@@ -119,13 +119,4 @@ async def _verified(
 def _told(verdict: ReplayVerdict | None, call: HttpCall) -> dict[str, Any]:
     if verdict is None:
         raise internal_error(call.record.request_id)
-    return {
-        "object": "receipt.verdict",
-        "equal": verdict.right,
-        "tokens": verdict.tokens,
-        "equal_tokens": verdict.equal,
-        "reason": verdict.reason,
-        "explanation": verdict.explanation,
-        "expected_token_id": verdict.expected,
-        "found_token_id": verdict.found,
-    }
+    return {"object": "receipt.verdict", **verdict.as_json()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.configuration import NGRAM, EngineConfiguration
+from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
@@ -57,8 +58,8 @@ def compile_later(groups: Groups, then: Callable[[], None]) -> None:
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
     """What is needed for a first token, and what is not. Tokens of guesses that are tested by
     distributions depend on them: these are needed from the first on."""
-    if configuration.verify not in ("same-token", "greedy"):
-        return groups, {}
+    if configuration.verify in BY_DISTRIBUTION or configuration.draft_head == "certified":
+        return groups, {}  # a certified head drafts by other kernels, which a warm-up compiles
     now: Groups = {}
     later: Groups = {}
     for name, calls in groups.items():
