@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.receipts.document import Provenance
+from lexshard.actors.receipts.stop_rule import StopRule
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.http_call import HttpCall
@@ -178,8 +179,14 @@ class Preparation:
         tokens = state.tokenizer.token_bytes
         visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else tokens
         plan = self._wanted.plan if self._wanted.plan and self._wanted.plan.reads else None
+        shown_ids: tuple[int, ...] = ()
         if plan is not None and options.skip_special_tokens:
             visible = state.tokenizer.marked_token_bytes
+            shown_ids = tuple(sorted(state.tokenizer.reply_format.token_ids.values()))
+        stop_rule = None
+        if options.stop:
+            shown = not options.skip_special_tokens
+            stop_rule = StopRule(options.stop, options.include_stop, shown, shown_ids)
         engine_id = uuid.uuid4().hex  # clients may use a request id twice
         asked = fields.priority
         priority = max(0, record.lowest_priority) if asked is None else asked
@@ -207,7 +214,9 @@ class Preparation:
                 parser = None if plan is None else plan.parser()
                 receipt = None
                 if made_by is not None:
-                    receipt = state.receipts.receipt_of(engine_request, made_by)
+                    receipt = state.receipts.receipt_of(
+                        engine_request, made_by, stop_rule, options.discard_output
+                    )
                 own_text = len(choices), engine_request, echo_text, options, visible
                 choices.append(Choice(*own_text, parser, receipt))
         kind = self._wanted.writer

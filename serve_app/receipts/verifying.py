@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from lexshard.actors.receipts.document import ReceiptError, check_fits, read_receipt
 from lexshard.actors.receipts.replay import Replay, ReplayVerdict
 from lexshard.actors.receipts.signature import signed_by
+from lexshard.actors.receipts.stop_rule import Spelling
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import bad_request, internal_error, json_response
@@ -46,6 +47,8 @@ async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
     if not asked.receipts:
         return json_response({"object": "list", "data": []})
     here = await call.state.receipts.provenance(information)
+    tokenizer = call.state.tokenizer
+    spelling = Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)
     context = min(information.max_model_len, information.kv_tokens)
     replays: list[Replay] = []
     keys: list[str | None] = []
@@ -56,7 +59,7 @@ async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
             keys.append(signed_by(receipt))
         except ReceiptError as error:
             raise bad_request(f"'receipts.{number}': {error}", "receipts") from error
-        replays.append(Replay(receipt, here, uuid.uuid4().hex, LOWEST_PRIORITY))
+        replays.append(Replay(receipt, here, spelling, uuid.uuid4().hex, LOWEST_PRIORITY))
     await _check_grammars(call, replays)
     tokens = sum(len(each.request.prompt_ids) for each in replays)
     ticket = call.state.admission.admit(call.record.client, len(replays), tokens)
