@@ -156,7 +156,7 @@ def test_where_a_stop_string_ended_a_reply_is_proven(server: Server) -> None:
         ("e", {"min_tokens": 5, "skip_special_tokens": False}),
     ):
         found += asked(server, path, prompt="Once upon a time", stop=stop, **more)
-    found += asked(server, path, prompt="Once upon a time", max_tokens=0, n=1)
+    found += asked(server, path, prompt="Once upon a time", max_tokens=0, echo=True, n=1)
     found += asked(server, "/v1/messages", max_tokens=200, stop_sequences=["fox", ","])
     chat = {"messages": HELLO, "tools": TOOLS, "tool_choice": "auto", "stop": [","]}
     found += in_reply(

@@ -212,7 +212,9 @@ def test_who_writes_new_digests_for_another_text_is_found(
 
 def test_one_weight_that_is_one_step_off_is_found(receipts: list[Receipt]) -> None:
     """Of the output row of a token that was drawn; the hash of the files would tell of any."""
-    receipt = next(each for each in receipts if each.options["grammar"] is None)
+    receipt = next(
+        each for each in receipts if each.options["grammar"] is None and len(each.output_ids) > 20
+    )
     other = engine_of(head="dense")
     try:
         token_id = receipt.output_ids[-1]
