@@ -1,5 +1,5 @@
-"""Draws from hidden states of no model of ours, with numpy, numba and torch alone: tokens are those of
-a dense head. ``python core_alone.py`` needs nothing of a checkout.
+"""Draws from hidden states of no model of ours, with numpy, numba and torch alone: tokens are those
+of a dense head. ``python core_alone.py`` needs nothing of a checkout.
 """
 
 from __future__ import annotations
