@@ -35,7 +35,7 @@ BUDGETS = {
     "actors": 20_440,  # 13,000, and 2,000 for grammar and edge, 640 for receipts
     "cluster": 7_520,  # 4,500
     "serve_app": 16_780,  # 6,000, and 3,000 for protocol and page, 520 for receipts
-    "loadtest": 13_350,  # 9,000
+    "loadtest": 13_780,  # 9,000, and 420 for the overview
     "models": 2_790,
     "tests": 45_720,  # 27,000
 }
