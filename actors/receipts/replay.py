@@ -53,7 +53,8 @@ class Replay:
     """One receipt on its way through an engine that is ``here``.
 
     `request` is submitted; then come the `Drafts` that `begin` and `take` return, until there is a
-    `verdict`. The request is cancelled then, if it has not ended.
+    `verdict`. The request is cancelled then, if it has not ended. So far ``equal`` of its tokens
+    have come out as they stand there.
     """
 
     def __init__(self, receipt: Receipt, here: Provenance, name: str, priority: int = 0) -> None:
@@ -71,7 +72,7 @@ class Replay:
         )
         self._here = here
         self._chain: DigestChain = receipt.chain()
-        self._equal = 0
+        self.equal = 0
         self._asked = 0
 
     def begin(self) -> Drafts | None:
@@ -91,7 +92,7 @@ class Replay:
             return None
         output, digests = self.receipt.output_ids, self.receipt.digests
         for token_id, logit in zip(event.token_ids, event.logits, strict=True):
-            place = self._equal
+            place = self.equal
             if place == len(output):  # a stop string ended it, of which the engine knows nothing
                 break
             digest = self._chain.add(token_id, logit)
@@ -101,17 +102,17 @@ class Replay:
             if digest != digests[place]:
                 self._wrong_digest(place)
                 return None
-            self._equal += 1
-        if self._equal < len(output):
+            self.equal += 1
+        if self.equal < len(output):
             if event.finish_reason is None:
                 return self._next()
-            self._settle("altered", f"the reply ends after {self._equal} tokens")
+            self._settle("altered", f"the reply ends after {self.equal} tokens")
             return None
         self._finish(event)
         return None
 
     def _next(self) -> Drafts:
-        said, output = self._equal, self.receipt.output_ids
+        said, output = self.equal, self.receipt.output_ids
         self._asked += 1
         return Drafts(
             self.request.request_id,
@@ -149,7 +150,7 @@ class Replay:
         elif self._cause() in ("other model", "other tokenizer"):
             self._settle(self._cause(), "every token is right" + self._why())
         else:
-            self.verdict = ReplayVerdict(len(receipt.output_ids), self._equal)
+            self.verdict = ReplayVerdict(len(receipt.output_ids), self.equal)
 
     def _cause(self) -> Reason:
         made, here = self.receipt.made_by, self._here
@@ -174,7 +175,7 @@ class Replay:
         self, reason: Reason, told: str, expected: int | None = None, found: int | None = None
     ) -> None:
         tokens = len(self.receipt.output_ids)
-        self.verdict = ReplayVerdict(tokens, self._equal, reason, told, expected, found)
+        self.verdict = ReplayVerdict(tokens, self.equal, reason, told, expected, found)
 
 
 def _words(arithmetic: object) -> str:

@@ -168,6 +168,10 @@ class ResponseWriter(ReplyWriter):
         told: dict[str, Any] = {}
         if self.options.return_token_ids:
             told["token_ids"] = delta.token_ids
+        if self.options.return_token_bytes:
+            told["token_bytes"] = list(map(self.formatter.bytes_of, delta.token_ids))
+        if self.options.candidates:
+            told["candidates"] = self.formatter.candidates(delta.logprobs)
         if self.options.certificate:
             told["certificates"] = delta.certificates
         if self.options.draft:
