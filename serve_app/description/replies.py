@@ -84,6 +84,7 @@ class ChoiceReply(Reply):
     index: int
     token_ids: list[int] = []
     token_bytes: list[list[int]] = []
+    rejected_bytes: list[list[int] | None] = []
     candidates: list[DrawnToken] = []
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []

@@ -141,6 +141,8 @@ class ChatWriter(ResponseWriter):
             choice["drafts"] = []
         if self.options.return_token_bytes:
             choice["token_bytes"] = []
+            if self.options.draft:
+                choice["rejected_bytes"] = []
         if self.options.candidates:
             choice["candidates"] = []
         opening: dict[str, Any] = {"choices": [choice]}

@@ -1,11 +1,11 @@
 // What is known of a token, and what that is called.
 
-import { count, find, make, percent } from "./dom.js";
+import { count, find, make, percent, visible } from "./dom.js";
 
 /** How each kind of certificate is shown: by colour and by shape, and in words. */
 export const KINDS = {
-  deterministic: ["certified", "Certified: no other token could have been drawn here."],
-  probabilistic: ["certified, nearly surely", "Certified with a stated chance of being wrong."],
+  deterministic: ["certified", "Certified: a head that reads everything draws this very token."],
+  probabilistic: ["certified, nearly surely", "Certified, with a stated chance of being wrong."],
   forced: ["forced by the grammar", "Forced: the grammar allowed no other token."],
   dense: ["every logit", "Dense: every logit was computed exactly."],
   relaxed: ["less than was needed", "Relaxed: less was guaranteed than the request needed."],
@@ -61,7 +61,7 @@ function draftOf(token) {
   const { drafted_by: by, rejected } = token.origin;
   if (by === "grammar") return "none: the grammar said it";
   if (by) return `guessed (${by}), and accepted`;
-  return rejected === null ? "not guessed" : `instead of a guess: token ${rejected}`;
+  return rejected === null ? "not guessed" : `instead of the guess “${visible(token.ghost ?? "")}”`;
 }
 
 /** Totals of a reply for the strip. */

@@ -147,18 +147,18 @@ function shown(top, view, index) {
     const own = each.token_id === drawn;
     const use = (label, run) => make("button", { type: "button", className: "quiet", title: `${label} with ${name}`,
       "aria-label": `${label} with ${name}`, on: { click: () => run(view, index, { id: each.token_id, text }) } }, label);
-    const buttons = view.live ? [] : [use("Branch", acts.branch), ...(own || !view.reply.receipt || index < view.reply.offset
-      ? [] : [use("Alter", acts.alter)])];
+    const isProven = view.reply.receipt && index >= view.reply.offset;
+    const buttons = view.live ? [] : [use("Branch", acts.branch), isProven ? use("Alter", acts.alter) : ""];
     return make("tr", { className: own ? "drawn" : "" },
-      make("th", { scope: "row" }, make("span", { className: "word" }, name), own ? make("span", { className: "tag" }, "drawn") : ""),
+      make("th", { scope: "row", className: "word", title: name }, name),
       make("td", {}, each.logit.toPrecision(9)), make("td", {}, gap),
       make("td", { title: `log-probability ${each.logprob}` }, each.logprob.toFixed(3)),
-      make("td", { className: "use" }, ...(own ? buttons.slice(1) : buttons)));
+      make("td", { className: "use" }, ...(own ? [make("span", { className: "tag" }, "drawn")] : buttons)));
   });
   const chosen = top.find((each) => each.token_id === drawn);
   const caption = chosen ? `Drawn with probability ${percent(Math.exp(chosen.logprob), 1)} before temperature and truncation.` : "";
   return [make("table", {},
     make("caption", {}, "Candidates, by exact logit"),
-    make("thead", {}, make("tr", {}, ...["Token", "Logit", "Gap", "Log-prob.", "Use"].map((name) => make("th", { scope: "col" }, name)))),
+    make("thead", {}, make("tr", {}, ...["Token", "Logit", "To next", "Log-prob."].map((name) => make("th", { scope: "col" }, name)), make("td", {}))),
     make("tbody", {}, ...rows)), make("p", { className: "note" }, caption)];
 }

@@ -1,12 +1,12 @@
 // The page: a conversation, what was asked for it, and the streams that come.
 
-import { announce, duration, find, make, textOf } from "./dom.js";
+import { announce, duration, find, make } from "./dom.js";
 import { buildLegend } from "./evidence.js";
 import { buildOptions, evidenceFields, getOptions, requestFields, setOptions, showDefaults } from "./options.js";
-import { clear as forgetToken, look as inspect, startInspector } from "./inspector.js";
+import { clear as forgetToken, startInspector } from "./inspector.js";
 import { alter, prove } from "./proof.js";
 import { ReplyView, added, newReply } from "./reply.js";
-import { engineTrouble, look as lookAtServer, replyFigures, startStrip } from "./strip.js";
+import { engineTrouble, replyFigures, startStrip } from "./strip.js";
 import { events, json, keysComeFrom } from "./server.js";
 import { fromAddress, startSharing } from "./share.js";
 import * as history from "./history.js";
@@ -80,7 +80,6 @@ function viewOf(turn, reply, i, live = false) {
   const view = new ReplyView(reply, name, live ? {} : actionsOf(reply), live);
   view.tokens.view = view;
   view.turn = turn;
-  view.showGhosts();
   if (reply.branch) view.element.prepend(make("p", { className: "branch" }, reply.branch));
   return view;
 }
@@ -205,23 +204,10 @@ async function run(turn, element, replies, options) {
     reply.milliseconds = heard - started;
     const view = viewOf(turn, reply, turn.replies.indexOf(reply));
     views[i].element.replaceWith(view.element);
-    ghosts(view);
   }
   announce(replies[0].error ?? "The reply is complete");
   history.keep(conversation);
   history.list(conversation.id, reopen);
-}
-
-/** Texts of rejected guesses, which are asked for once, after the reply. */
-async function ghosts(view) {
-  const missing = view.reply.tokens.filter((token) => Number.isInteger(token.origin?.rejected));
-  if (!missing.length) return;
-  const texts = new Map();
-  await Promise.all([...new Set(missing.map((token) => token.origin.rejected))].map(async (id) => {
-    texts.set(id, (await json("detokenize", { tokens: [id] })).prompt);
-  }));
-  for (const token of missing) token.ghost = texts.get(token.origin.rejected);
-  view.showGhosts();
 }
 
 function sending(now) {
@@ -257,7 +243,7 @@ function askForKey(refused) {
 }
 
 function tabs() {
-  const pairs = [["tab-options", "options"], ["tab-history", "history"]];
+  const pairs = [["tab-options", "options-panel"], ["tab-history", "history"]];
   const choose = (chosen) => {
     for (const [tab, panel] of pairs) {
       find(tab).setAttribute("aria-selected", String(tab === chosen));

@@ -39,9 +39,12 @@ function forget(view) {
 }
 
 function receiptOf({ receipt, altered = {}, offset }) {
+  const changes = Object.entries(altered);
+  if (!changes.length) return receipt;
+  const { signature: _, ...unsigned } = receipt; // who alters a receipt cannot sign it
   const output = [...receipt.output_ids];
-  for (const [index, candidate] of Object.entries(altered)) output[index - offset] = candidate.id;
-  return { ...receipt, output_ids: output };
+  for (const [index, candidate] of changes) output[index - offset] = candidate.id;
+  return { ...unsigned, output_ids: output };
 }
 
 export async function prove(view) {

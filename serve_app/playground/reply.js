@@ -1,7 +1,7 @@
 // One reply on the page: its tokens as they come, and what can be done with it.
 
 import { classOf } from "./evidence.js";
-import { count, duration, make } from "./dom.js";
+import { count, duration, make, textOf } from "./dom.js";
 
 const MOST_TOKENS = 400; // of a block without a line's end
 const LEAST_TOKENS = 24;
@@ -22,6 +22,7 @@ export function added(reply, choice, decoder, endIds) {
     return {
       id, end, text: end ? "" : decoder.decode(bytes, { stream: true }),
       certificate: choice.certificates?.[i] ?? null, origin: choice.drafts?.[i] ?? null,
+      ghost: choice.rejected_bytes?.[i] ? textOf(choice.rejected_bytes[i]) : null,
     };
   });
   reply.tokens.push(...tokens);
@@ -81,6 +82,7 @@ export class ReplyView {
         this.held = 0;
         this.tokens.append(this.block);
       }
+      if (token.ghost) fragment.append(make("del", { className: "ghost" }, token.ghost));
       fragment.append(this.span(token));
       this.held += 1;
       this.ended = token.text.endsWith("\n");
@@ -99,7 +101,6 @@ export class ReplyView {
     span.className = classOf(token);
     span.textContent = token.end ? "■" : token.text;
     span.token = this.spans.length;
-    if (typeof token.origin?.rejected === "number") span.dataset.rejected = "";
     this.spans.push(span);
     return span;
   }
@@ -117,16 +118,6 @@ export class ReplyView {
   replace(index, text, name) {
     this.spans[index].textContent = text;
     this.mark(index, name);
-  }
-
-  /** Rejected guesses, once their texts are known, before the tokens that took their places. */
-  showGhosts() {
-    for (const [index, span] of this.spans.entries()) {
-      const text = this.reply.tokens[index].ghost;
-      if (text && !span.previousElementSibling?.classList.contains("ghost")) {
-        span.before(make("del", { className: "ghost" }, text));
-      }
-    }
   }
 
   pause(why) {

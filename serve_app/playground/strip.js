@@ -45,10 +45,7 @@ function counters(now) {
   find("figure-queue").textContent = waits;
   const then = before;
   before = now;
-  if (!then || now.steps <= then.steps) {
-    if (then) find("figure-time").textContent = "at rest";
-    return;
-  }
+  if (!then || now.steps <= then.steps) return;
   const seconds = (counts) => ({
     body: counts.body_seconds, head: counts.head_seconds, decide: counts.decide_seconds,
     exchange: Object.values(counts.exchange_seconds).reduce((sum, each) => sum + each, 0),

@@ -24,7 +24,7 @@ from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.receipts.issuing import ReceiptIssuer
 from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_server import post
+from tests.support.mock_server import events, post
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, running_server, wait
 
@@ -140,6 +140,26 @@ def test_what_was_altered_is_found(server: Server, receipts: list[dict[str, Any]
     refused = httpx.post(server.url + VERIFY, json={"receipts": [signed]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "receipts")
     assert "signature" in refused.json()["error"]["message"]
+
+
+def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
+    server: Server, receipts: list[dict[str, Any]]
+) -> None:
+    wrong = copy.deepcopy(receipts[0])
+    del wrong["signature"]
+    wrong["output_ids"][7] += 1
+    asked = [wrong, *receipts[1:]]
+    body = {"receipts": asked, "stream": True}
+    reply = httpx.post(server.url + VERIFY, json=body, timeout=60)
+    told = events(reply)
+    whole = verdicts(server, asked)
+    assert told[-len(asked) :] == whole
+    steps = told[: -len(asked)]
+    assert {each["object"] for each in steps} == {"receipt.progress"}
+    for i, verdict in enumerate(whole):
+        equal = [each["equal_tokens"] for each in steps if each["index"] == i]
+        assert equal == sorted(equal)
+        assert equal[-1] == verdict["equal_tokens"]
 
 
 def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, Any]]) -> None:
