@@ -54,8 +54,9 @@ class Replay:
     """One receipt on its way through an engine that is ``here``.
 
     ``spelling`` is the model's; a receipt without stop strings is replayed without it. `request` is
-    submitted; then come the `Drafts` that `begin` and `take` return, until there is a
-    `verdict`. The request is cancelled then, if it has not ended.
+    submitted; then come the `Drafts` that `begin` and `take` return, until there is a `verdict`.
+    The request is cancelled then, if it has not ended. So far ``equal`` of its tokens have come out
+    as they stand there.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Replay:
         if receipt.stop is not None and spelling is not None:
             least = self.request.parameters.min_tokens
             self._text = spelling.detokenizer(receipt.stop, least)
-        self._equal = 0
+        self.equal = 0
         self._asked = 0
 
     def begin(self) -> Drafts | None:
@@ -112,7 +113,7 @@ class Replay:
         for number, (token_id, logit) in enumerate(
             zip(event.token_ids, event.logits, strict=True), 1
         ):
-            place = self._equal
+            place = self.equal
             if place == len(output):  # the engine knows nothing of stop strings, and goes on
                 break
             digest = self._chain.add(token_id, logit)
@@ -122,15 +123,15 @@ class Replay:
             if digest != digests[place]:
                 self._wrong_digest(place)
                 return None
-            self._equal += 1
+            self.equal += 1
             ends = number == drawn and event.finish_reason == "stop"
-            if self._stops(token_id, ends) and self._equal < len(output):
-                self._wrong_end(f"a stop string ends the reply after {self._equal} tokens")
+            if self._stops(token_id, ends) and self.equal < len(output):
+                self._wrong_end(f"a stop string ends the reply after {self.equal} tokens")
                 return None
-        if self._equal < len(output):
+        if self.equal < len(output):
             if event.finish_reason is None:
                 return self._next()
-            self._wrong_end(f"the reply ends after {self._equal} tokens")
+            self._wrong_end(f"the reply ends after {self.equal} tokens")
             return None
         self._finish(event)
         return None
@@ -144,7 +145,7 @@ class Replay:
         return text.push(token_id)
 
     def _next(self) -> Drafts:
-        said, output = self._equal, self.receipt.output_ids
+        said, output = self.equal, self.receipt.output_ids
         self._asked += 1
         return Drafts(
             self.request.request_id,
@@ -184,7 +185,7 @@ class Replay:
         elif self._cause() in ("other model", "other tokenizer"):
             self._settle(self._cause(), "every token is right" + self._why())
         else:
-            self.verdict = ReplayVerdict(len(receipt.output_ids), self._equal)
+            self.verdict = ReplayVerdict(len(receipt.output_ids), self.equal)
 
     def _wrong_end(self, told: str) -> None:
         if self.receipt.stop is not None and self._cause() == "other tokenizer":
@@ -215,7 +216,7 @@ class Replay:
         self, reason: Reason, told: str, expected: int | None = None, found: int | None = None
     ) -> None:
         tokens = len(self.receipt.output_ids)
-        self.verdict = ReplayVerdict(tokens, self._equal, reason, told, expected, found)
+        self.verdict = ReplayVerdict(tokens, self.equal, reason, told, expected, found)
 
 
 def _words(arithmetic: object) -> str:

@@ -169,7 +169,7 @@ class Preparation:
         state, fields, record = self._state, self._fields, self._record
         parameters = sampling_parameters(
             fields,
-            self._wanted.logprobs,
+            self._output_logprobs(),
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
@@ -250,10 +250,24 @@ class Preparation:
             discard_output=wanted.max_tokens == 0,
             tokens_as_ids=bool(fields.return_tokens_as_token_ids),
             return_token_ids=bool(fields.return_token_ids),
+            return_token_bytes=bool(fields.return_token_bytes),
+            candidates=fields.candidates is not None,
             prompt_logprobs=fields.prompt_logprobs is not None,
             certificate=bool(fields.certificate),
             draft=bool(fields.draft),
         )
+
+    def _output_logprobs(self) -> int | None:
+        """Of how many of the likeliest the engine tells, for each token of the output.
+
+        Raises:
+            ApiError: 400 for a request that wants them in two ways.
+        """
+        candidates, logprobs = self._fields.candidates, self._wanted.logprobs
+        if candidates is not None and logprobs is not None:
+            told = "'candidates' tell log-probabilities, too: leave 'logprobs' out"
+            raise bad_request(told, "candidates")
+        return logprobs if candidates is None else candidates
 
     def _fitted(self, prompt: Prompt, parameters: SamplingParameters) -> tuple[Prompt, int]:
         """The prompt, truncated where the client wants it so, and how many tokens may follow it.

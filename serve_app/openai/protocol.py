@@ -225,7 +225,9 @@ class GenerationFields(ConstraintFields, IgnoredFields):
     ) = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_token_bytes: bool | None = None
     return_seed: bool | None = None
+    candidates: Annotated[int, Field(ge=1, le=MAX_LOGPROBS)] | None = None
     certificate: bool | None = None
     draft: bool | None = None
     receipt: bool | None = None

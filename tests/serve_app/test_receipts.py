@@ -25,7 +25,7 @@ from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.receipts.issuing import ReceiptIssuer
 from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_server import post
+from tests.support.mock_server import events, post
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, running_server, wait
 
@@ -182,6 +182,26 @@ def test_where_a_stop_string_ended_a_reply_is_proven(server: Server) -> None:
         ended = {"output_ids": cut.output_ids[:tokens], "stop_reason": stop_reason}
         [verdict] = verdicts(server, [replace(cut, digests=digests, **ended).as_json()])
         assert (verdict["equal"], verdict["reason"]) == (False, "altered")
+
+
+def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
+    server: Server, receipts: list[dict[str, Any]]
+) -> None:
+    wrong = copy.deepcopy(receipts[0])
+    del wrong["signature"]
+    wrong["output_ids"][7] += 1
+    asked = [wrong, *receipts[1:]]
+    body = {"receipts": asked, "stream": True}
+    reply = httpx.post(server.url + VERIFY, json=body, timeout=60)
+    told = events(reply)
+    whole = verdicts(server, asked)
+    assert told[-len(asked) :] == whole
+    steps = told[: -len(asked)]
+    assert {each["object"] for each in steps} == {"receipt.progress"}
+    for i, verdict in enumerate(whole):
+        equal = [each["equal_tokens"] for each in steps if each["index"] == i]
+        assert equal == sorted(equal)
+        assert equal[-1] == verdict["equal_tokens"]
 
 
 def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, Any]]) -> None:
