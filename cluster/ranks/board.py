@@ -46,7 +46,7 @@ class Board:
     def meet(self, told: MeetGroup) -> None:
         """Whoever has this memory has met the others."""
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """Ends every wait of every rank, until `clear`."""
         self._words[STOPPED] = 1
 

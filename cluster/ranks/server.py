@@ -28,6 +28,9 @@ class Meeting(Protocol):
     def meet(self, told: MeetGroup) -> None:
         """Connects to the others where memory is not shared."""
 
+    def leave(self) -> None:
+        """The group is of no use any more: whoever waits in it stops waiting."""
+
     @property
     def exchange(self) -> Exchange:
         """Of the group that was formed last."""
@@ -37,7 +40,7 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
     """Makes the rank of ``part`` and does what comes over ``link``; returns when that has ended, or
     when the rank cannot be made, which it says.
 
-    What a step raises ends this: the first rank sees the process go, as in any other loss.
+    What a step raises ends this, as a loss of its process would.
     """
     try:
         try:
@@ -48,8 +51,8 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
         while True:
             match decode_rank_message(link.receive()):
                 case ComputeBatch() as told:
-                    # One that another rank had no part in means nothing: the first rank knows, too.
-                    rank.forward(told.batch, meeting.exchange)
+                    if rank.forward(told.batch, meeting.exchange) is None:
+                        meeting.leave()  # so that who waits for this rank knows, too
                 case AllocateCache(blocks):
                     rank.allocate(blocks)
                 case FormGroup():

@@ -24,7 +24,7 @@ _ZERO = np.int64(0)
 
 
 @njit(nogil=True, cache=True)
-def _subtree(x: Array, weight: Array, columns: Array, sums: Array) -> None:
+def subtree(x: Array, weight: Array, columns: Array, sums: Array) -> None:
     """``sums[0, :T]`` becomes the sum of this rank's leaves, added in pairs, then pairs of pairs:
     ``x [T, leaves * columns]`` times ``weight [leaves, panels, columns, 16]``, transposed."""
     leaves, panels = weight.shape[0], np.int64(weight.shape[1])
@@ -167,14 +167,14 @@ def forward(
             count = stop - start
             own = hidden[start:stop]
             seen = attended[start:stop].reshape(count, heads * head_dim)
-            _subtree(seen, attention_output[layer], attended_leaf, sums)
+            subtree(seen, attention_output[layer], attended_leaf, sums)
             if not _add_sums(exchange, sums, own):
                 return False
             normalize(own, mlp_norm[layer], epsilon, normed)
             x = operand(normed[:count], gate_up, gate_up.shape[2])
             multiply_panels(x, gate_up[layer], gates, False, _ZERO, 2 * gate_panels)
             gate_inner(gates, gate_panels * PANEL, 0, gate_panels * PANEL, inner[:count])
-            _subtree(inner[:count], down[layer], inner_leaf, sums)
+            subtree(inner[:count], down[layer], inner_leaf, sums)
             if not _add_sums(exchange, sums, own):
                 return False
     normalize(hidden, final_norm, epsilon, out)

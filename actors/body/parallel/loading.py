@@ -7,8 +7,7 @@ was found is remembered.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -30,10 +29,11 @@ from lexshard.actors.body.loading import (
     dtype_of_weights,
     read_model,
 )
+from lexshard.actors.body.parallel.checks import check_folder_shared
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.actors.body.parallel.parallel_body import NoOthers, OtherRanks, ParallelBody
 from lexshard.actors.body.parallel.rank import BodyRank
-from lexshard.actors.body.parallel.share import RankShare, check_shared
+from lexshard.actors.body.parallel.share import RankShare
 from lexshard.actors.body.parallel.slices import StoredSlices
 from lexshard.actors.body.proven import (
     ProvenModel,
@@ -51,17 +51,7 @@ COMPARED_LAYERS = 2
 _WAY = "parallel"  # as what a load is remembered
 
 # Starts the processes of all ranks but the first.
-StartRanks = Callable[[list[RankPart]], OtherRanks]
-
-
-def check_folder_shared(folder: Path, ranks: int) -> None:
-    """`check_shared` of what a model's folder says, if it says anything: what is wrong with the
-    folder itself is for `load` to refuse."""
-    try:
-        description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    check_shared(description, ranks)
+StartRanks = Callable[[Sequence[RankPart]], OtherRanks]
 
 
 def load_parallel(
