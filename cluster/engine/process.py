@@ -119,9 +119,11 @@ class EngineProcess:
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         """An engine with all that its configuration says on this machine."""
         from lexshard.actors.engine.engine import Engine
+        from lexshard.cluster.ranks.start import RankStarter
         from lexshard.cluster.samplers.start import start_sampler
 
-        return Engine(configuration, start_sampler, tell=tell)
+        ranks = RankStarter(float(configuration.shard_seconds))
+        return Engine(configuration, start_sampler, tell=tell, start_ranks=ranks)
 
     def locate(self) -> EngineLocation | None:
         """Where to connect, as soon as there is an engine.
