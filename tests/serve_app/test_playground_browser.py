@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def chrome() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(chrome: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--draft", str(DEMO_DRAFT))
+    flags = ("--draft", str(DEMO_DRAFT), "--samplers", "1")
     with running_server(tmp_path_factory.mktemp("playground"), *flags) as running:
         yield running
 
@@ -103,8 +104,10 @@ def test_a_token_that_is_pointed_at_tells_what_it_cost_and_what_else_could_have_
     assert re.search(r"B of 8\.4 MB that a full head reads", page.inner_text(".meter"))
     logits = [float(each) for each in page.locator("#candidates td:nth-child(2)").all_inner_texts()]
     assert logits == sorted(logits, reverse=True)
-    gaps = [float(each) for each in page.locator("#candidates td:nth-child(3)").all_inner_texts() if each]
-    assert gaps == pytest.approx([a - b for a, b in zip(logits, logits[1:])], abs=0.001)
+    *gaps, last = page.locator("#candidates td:nth-child(3)").all_inner_texts()
+    assert last == ""
+    expected = [better - worse for better, worse in pairwise(logits)]
+    assert [float(each) for each in gaps] == pytest.approx(expected, abs=0.001)
     assert page.locator("#candidates .drawn").count() == 1
 
 
@@ -227,7 +230,7 @@ def test_a_link_holds_prompt_options_and_seed(page: Any, chrome: Any, server: Se
     assert "temperature=1.1" in program
 
 
-def test_a_killed_engine_is_a_pause_and_the_text_is_the_same(page: Any) -> None:
+def test_a_killed_sampler_and_engine_are_a_pause_and_the_text_is_the_same(page: Any) -> None:
     page.check("label:has-text('Completion')")
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     page.check("#option-ignore_eos")
@@ -236,6 +239,8 @@ def test_a_killed_engine_is_a_pause_and_the_text_is_the_same(page: Any) -> None:
     expected = words(page)
     page.click("text=Regenerate")
     page.wait_for_selector(".reply.live .t >> nth=40")
+    page.click("[aria-label^='Kill the sampler 0']")  # is replaced, and nobody waits
+    page.wait_for_function("document.querySelectorAll('.lamp.running').length === 2")
     page.click("[aria-label^='Kill the engine']")
     page.wait_for_selector(".lamp.gone")
     page.wait_for_selector(".reply.live .told:has-text('Waiting')")
@@ -311,7 +316,8 @@ LONG_REPLY = """async () => {
     [i % 999, i % 60 === 59 ? ".\\n" : " word", row, ["model", null], 0, 0]);
   const reply = {tokens, text: "", reasoning: "", calls: [], finish: "stop", offset: 0,
     milliseconds: 1, body: {seed: 1}};
-  const all = [{id: "long", mode: "chat", options: {}, turns: [{text: "Long", mode: "chat", replies: [reply]}]}];
+  const turns = [{text: "Long", mode: "chat", replies: [reply]}];
+  const all = [{id: "long", mode: "chat", options: {}, turns}];
   localStorage.setItem("lexshard-conversations", JSON.stringify(all));
   document.getElementById("begin").click();
   document.getElementById("tab-history").click();
@@ -333,9 +339,7 @@ SCROLL = """() => new Promise((resolve) => {
 })"""
 
 
-def test_a_key_is_asked_for_refused_and_kept_in_memory_alone(
-    chrome: Any, tmp_path: Path
-) -> None:
+def test_a_key_is_asked_for_refused_and_kept_in_memory_alone(chrome: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")
     keys.chmod(0o600)

@@ -1,5 +1,5 @@
-"""The pictures of docs/playground.md, made anew: ``python -m tests.support.playground_pictures URL``
-of a server with a draft model, from a machine with Chromium."""
+"""The pictures of docs/playground.md, made anew with Chromium from a server with a draft model:
+``python -m tests.support.playground_pictures URL``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ SIZE = {"width": 1400, "height": 800}
 
 
 def saved(page: Any, name: str) -> None:
+    """A picture with few colours, which is what a page has; rare ones are kept."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(PICTURES / f"playground-{name}.png", optimize=True)
 
 
@@ -101,7 +103,7 @@ def recording(page: Any) -> None:
     film(8, lambda: page.locator(".proof.equal").count() > 0)
     film(2)
     whole = PICTURES / "playground-recording.webp"
-    more = {"append_images": frames[1:], "duration": times, "loop": 0, "kmin": 1, "kmax": 1}
+    more = {"append_images": frames[1:], "duration": times, "loop": 0}
     frames[0].save(whole, save_all=True, quality=52, method=6, **more)
 
 
