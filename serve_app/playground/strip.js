@@ -115,7 +115,8 @@ export function replyFigures(replies, started, now) {
   const first = Math.min(...replies.map((reply) => reply.first ?? Infinity));
   if (!Number.isFinite(first)) return;
   find("figure-first").textContent = duration(first - started);
-  if (now > first) find("figure-rate").textContent = count(Math.round((1000 * tokens.length) / (now - first)));
+  const since = now > first ? first : started; // all at once, where the page had no time to read
+  find("figure-rate").textContent = count(Math.round((1000 * tokens.length) / (now - since)));
   const { drawn, certified, read } = totals(tokens);
   if (!drawn) return;
   const each = read / drawn;

@@ -33,7 +33,8 @@ def chrome() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(chrome: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--draft", str(DEMO_DRAFT), "--samplers", "1")
+    # However busy the machine is, something is guessed.
+    flags = ("--draft", str(DEMO_DRAFT), "--draft-length", "fixed", "--samplers", "1")
     with running_server(tmp_path_factory.mktemp("playground"), *flags) as running:
         yield running
 
@@ -89,6 +90,12 @@ def test_several_replies_stand_side_by_side(page: Any) -> None:
     assert places[0]["y"] == places[1]["y"]
     assert places[0]["x"] < places[1]["x"]
     assert len({words(page, i) for i in range(3)}) == 3
+    page.locator(".reply button", has_text="Go on with this").nth(1).click()
+    first = words(page, 1).replace("■", "")
+    page.fill("#option-n", "1")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "And then?")
+    assert json.loads(asked.value.post_data)["messages"][1]["content"] == first
 
 
 def test_a_token_that_is_pointed_at_tells_what_it_cost_and_what_else_could_have_been(
