@@ -6,7 +6,7 @@ import { buildOptions, evidenceFields, getOptions, requestFields, setOptions, sh
 import { clear as forgetToken, startInspector } from "./inspector.js";
 import { alter, prove } from "./proof.js";
 import { ReplyView, added, newReply } from "./reply.js";
-import { engineTrouble, replyFigures, startStrip } from "./strip.js";
+import { replyFigures, startStrip, trouble } from "./strip.js";
 import { events, json, keysComeFrom } from "./server.js";
 import { fromAddress, startSharing } from "./share.js";
 import * as history from "./history.js";
@@ -197,8 +197,8 @@ async function run(turn, element, replies, options) {
   let heard = started;
   const watch = setInterval(() => {
     if (performance.now() - heard < SILENCE) return;
-    const trouble = engineTrouble();
-    if (trouble) for (const view of views) view.pause(`Waiting, ${duration(performance.now() - heard)}: ${trouble}`);
+    const why = trouble();
+    if (why) for (const view of views) view.pause(`Waiting, ${duration(performance.now() - heard)}: ${why}`);
   }, 250);
   const take = (choice, promptIds, now) => {
     const reply = replies[choice.index];
