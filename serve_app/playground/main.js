@@ -160,7 +160,7 @@ async function branch(view, index, candidate) {
   const own = { ...candidate, chosen: true, certificate: null, origin: null, end: about.end_token_ids.includes(candidate.id) };
   const tokens = [...before, own];
   const promptIds = reply.promptIds;
-  const { messages, prompt, response_format: shape, tools, n, min_tokens: least, ...fields } = reply.body;
+  const { messages, prompt, response_format: shape, tools, tool_choice: choice, n, min_tokens: least, ...fields } = reply.body;
   const body = { ...fields, prompt: [...promptIds, ...tokens.map((token) => token.id)] };
   if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - tokens.length);
   const told = `Branches at token ${index + 1}` + (shape || tools ? "; no longer held to a schema or tools" : "");

@@ -186,6 +186,16 @@ def test_a_schema_holds_the_reply_and_forced_tokens_are_told_apart(page: Any) ->
     page.wait_for_selector(".proof.equal")
 
 
+def test_a_call_of_a_tool_is_shown_with_its_arguments(page: Any) -> None:
+    parameters = {"type": "object", "properties": {"people": {"enum": [2, 4]}}}
+    parameters |= {"required": ["people"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "book_table", "parameters": parameters}}
+    asked = {"tools": json.dumps([tool]), "tool_choice": '"required"'}
+    ask(page, "A table for two.", seed="7", max_tokens="120", **asked)
+    assert page.inner_text(".call figcaption") == "Calls book_table"
+    assert json.loads(page.inner_text(".call code"))["people"] in (2, 4)
+
+
 def test_what_cannot_be_read_is_told_where_it_stands(page: Any) -> None:
     ask(page, "A fox", schema="{", wait=False)
     told = page.evaluate("document.getElementById('prompt').validationMessage")
