@@ -82,7 +82,7 @@ class RankProcess:
         self._watcher.start()
 
     def answers(self) -> bool:
-        """What its socket tells, too."""
+        """Its socket tells."""
         return True
 
     def close(self) -> None:
