@@ -93,7 +93,7 @@ def test_help_is_there_for_all_commands_for_a_group_and_for_one(capsys: Captured
         ("serve m --prot=80", "unknown option --prot: did you mean --port?"),
         (
             "serve m --tensor-parallel-size 2",
-            "--tensor-parallel-size: did you mean --tensor-parallel?",
+            "did you mean --tensor-parallel?",
         ),
         ("serve m --pipeline-parallel-size 2", "unknown option --pipeline-parallel-size ("),
         ("status --ulr :80", "unknown option --ulr: did you mean --url?"),
