@@ -313,6 +313,7 @@ class EngineInformation:
     # What a GPU is and has left, and what runs there how; empty on a CPU.
     accelerator: str = ""
     processor: str = ""  # the instructions that kernels are compiled for
+    head_bytes: int = 0  # of all output weights: what a head reads that looks at every one
     decisions: str = "in the engine's thread"
     drafts: str = "none"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.

@@ -53,6 +53,7 @@ OF_BENCHES = {
     "edge": "measure texts through a thin link",
     "schemas": "hold real schemas token by token, and measure outputs under them",
     "start": "measure a start to the first token, also after a kill",
+    "vllm-plugin": "measure vLLM with the certified head beside vLLM as it is",
 }
 BENCHES = "lexshard.loadtest.bench"
 WITH_THEIR_OPTIONS = ("rest", "start")  # in the module that runs
@@ -62,8 +63,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     for name, text in OF_SERVERS.items()
 }
 for _name, _text in OF_BENCHES.items():
-    _options = None if _name in WITH_THEIR_OPTIONS else f"{BENCHES}.options.{_name}"
-    COMMANDS["bench", _name] = Command(_text, f"{BENCHES}.{_name}", _options)
+    _module = _name.replace("-", "_")
+    _options = None if _name in WITH_THEIR_OPTIONS else f"{BENCHES}.options.{_module}"
+    COMMANDS["bench", _name] = Command(_text, f"{BENCHES}.{_module}", _options)
 COMMANDS["chat",] = Command("talk to a model that a server has", "lexshard.serve_app.terminal.chat")
 COMMANDS["complete",] = Command(
     "let a model that a server has go on with a text", "lexshard.serve_app.terminal.complete"
@@ -150,8 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
-            given = parser_of(words).parse_args(arguments[len(words) :])
-            return _run(command, given)
+            try:
+                given = parser_of(words).parse_args(arguments[len(words) :])
+                return _run(command, given)
+            except ModuleNotFoundError as error:
+                package = (error.name or "").partition(".")[0]
+                if package in ("", "lexshard"):
+                    raise
+                told = f"needs {package}, which `pip install 'lexshard[serve]'` brings"
+                print(f"lexshard {' '.join(words)}: {told}", file=sys.stderr)
+                return 2
     return _no_command(arguments)
 
 

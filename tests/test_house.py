@@ -32,12 +32,12 @@ MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
     "kernels": 15_270,  # 12,000; 500 for bfloat16, 1,170 for threads and the head in one call
-    "actors": 20_330,  # 13,000, and 2,000 for grammar and edge, 640 for receipts
+    "actors": 20_440,  # 13,000, and 2,000 for grammar and edge, 640 for receipts
     "cluster": 7_520,  # 4,500
-    "serve_app": 16_770,  # 6,000, and 3,000 for protocol and page, 520 for receipts
-    "loadtest": 13_350,  # 9,000
+    "serve_app": 16_780,  # 6,000, and 3,000 for protocol and page, 520 for receipts
+    "loadtest": 13_780,  # 9,000, and 420 for the overview
     "models": 2_790,
-    "tests": 45_440,  # 27,000
+    "tests": 45_720,  # 27,000
 }
 
 

@@ -152,6 +152,7 @@ class Engine:
             processor=instructions(),
             body=model.body.name,
             head=built.description,
+            head_bytes=model.head.weight.nbytes,
             batch_invariant=model.body.batch_invariant,
             threads=threads.most,
             max_model_len=self.max_model_len,

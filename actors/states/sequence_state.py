@@ -236,13 +236,17 @@ class SequenceStates:
         """What `Adjustment.tables` of a penalised sequence is at present."""
         return self._tables.tables
 
-    def open(self, sequence: int, request: Request) -> SequenceState:
-        """A new sequence. Raises what `SequenceState` raises."""
-        rules = self._rules
-        if rules is None or not rules.are_those_of(request.parameters):
-            rules = self._rules = TokenRules(
-                request.parameters, self.vocabulary_size, self._eos_ids
-            )
+    def open(
+        self, sequence: int, request: Request, rules: TokenRules | None = None
+    ) -> SequenceState:
+        """A new sequence, of ``rules`` that are its own or of those that its parameters say. Raises
+        what `SequenceState` raises."""
+        if rules is None:
+            rules = self._rules
+            if rules is None or not rules.are_those_of(request.parameters):
+                rules = self._rules = TokenRules(
+                    request.parameters, self.vocabulary_size, self._eos_ids
+                )
         state = SequenceState(request, self.vocabulary_size, self._eos_ids, self._tables, rules)
         self._states[sequence] = state
         return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from lexshard.actors.messages import Certificate, TokenOrigin
 
@@ -64,6 +64,18 @@ class RankedToken(Reply):
     decoded_token: str
 
 
+class Candidate(Reply):
+    token_id: int
+    bytes: list[int]
+    logit: float
+    logprob: float
+
+
+class DrawnToken(Candidate):
+    rank: int
+    top: list[Candidate]
+
+
 Ended = Literal["stop", "length"]
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
@@ -71,6 +83,9 @@ PromptLogprobs = list[dict[str, RankedToken] | None]
 class ChoiceReply(Reply):
     index: int
     token_ids: list[int] = []
+    token_bytes: list[list[int]] = []
+    rejected_bytes: list[list[int] | None] = []
+    candidates: list[DrawnToken] = []
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []
     receipt: dict[str, Any] = {}
@@ -286,6 +301,16 @@ class VerdictReply(Reply):
 class VerdictsReply(Reply):
     object: Literal["list"]
     data: list[VerdictReply]
+
+
+class ReplayProgress(Reply):
+    object: Literal["receipt.progress"]
+    index: int
+    equal_tokens: int
+
+
+class ReplayEvent(RootModel[ReplayProgress | VerdictReply]):
+    pass
 
 
 class RankedText(Reply):

@@ -76,6 +76,11 @@ def check_settings(config: ServeConfig) -> None:
     Raises:
         StartupError: with one line that says what to do.
     """
+    if config.lets_page_kill and not (config.on_loopback or config.api_keys):
+        raise StartupError(
+            "--playground-kills beyond loopback would let anybody end the engine: set API keys, "
+            "which it then asks for"
+        )
     try:
         check_drafting(config.engine_configuration)
         check_shards(config.engine_configuration)

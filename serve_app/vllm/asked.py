@@ -1,0 +1,76 @@
+"""What a model runner of vLLM asks of a step, and what it gets, in numbers and in tensors.
+
+Imports nothing that compiles: vLLM looks through all modules that are loaded when a worker starts,
+and fails where it finds those of a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    from lexshard.actors.messages import RowDecision
+
+# Tokens of a request from one index to another, prompt first; negative where not known yet.
+Tokens = Callable[[int, int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedRequest:
+    """What one request asks of a step: the token at ``length`` and, behind each of the ``drafts``
+    that turns out right, the next one. Its rows of the logits begin at ``first``."""
+
+    request_id: str
+    parameters: Any  # vLLM's SamplingParams
+    prompt_length: int
+    length: int
+    first: int
+    drafts: tuple[int, ...]
+    tokens: Tokens
+
+
+Answer = tuple["RowDecision", ...]  # a request's tokens of a step
+
+
+def mask_words(packed: npt.NDArray[np.int32], vocabulary_size: int) -> npt.NDArray[np.uint64]:
+    """A row [ceil(V / 32)] of vLLM's bitmask as words of 64 bits [ceil(V / 64)]; bits beyond the
+    vocabulary are 0."""
+    words = np.zeros(-(-vocabulary_size // 64), np.uint64)
+    halves = words.view(np.int32)
+    used = min(len(halves), len(packed))
+    halves[:used] = packed[:used]
+    if vocabulary_size % 64:
+        words[-1] &= np.uint64((1 << vocabulary_size % 64) - 1)
+    return words
+
+
+def as_tensors(
+    answers: Sequence[Answer | None],
+    tokens: torch.Tensor,
+    scores: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Writes ``answers`` [B] into ``tokens`` [B, S] and, where requests asked for
+    log-probabilities, into ``scores``: ids and log-probabilities [B * S, K + 1], the drawn token
+    first, and its rank [B * S]."""
+    width = tokens.shape[1]
+    for place, answer in enumerate(answers):
+        if answer is None:
+            continue
+        ids = [each.token_id for each in answer]
+        tokens[place] = torch.tensor(ids + [-1] * (width - len(ids)), dtype=tokens.dtype)
+        if scores is None:
+            continue
+        for row, decision in enumerate(answer, start=place * width):
+            found = decision.logprobs
+            if found is not None:
+                best = found.top[: scores[0].shape[1] - 1]
+                size = 1 + len(best)
+                scores[0][row, :size] = torch.tensor([found.token_id, *(i for i, _ in best)])
+                scores[1][row, :size] = torch.tensor([found.logprob, *(p for _, p in best)])
+                scores[2][row] = found.rank

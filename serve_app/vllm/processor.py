@@ -1,0 +1,77 @@
+"""vLLM's layer from hidden states to logits, which leaves the logits to be computed when read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+from lexshard.serve_app.vllm.deferred import DeferredLogits, is_deferring
+from lexshard.serve_app.vllm.tally import TALLY, logger
+
+if TYPE_CHECKING:
+    from lexshard.serve_app.vllm.steps import CertifiedSteps
+
+
+class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+    """`LogitsProcessor` for models whose head can be certified; for others it is vLLM's own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        configuration = get_current_vllm_config()
+        model = configuration.model_config
+        self._logprobs_mode = "raw_logprobs" if model is None else model.logprobs_mode
+        self._refusal: str | None = None
+        if configuration.lora_config is not None:
+            self._refusal = "models with LoRA adapters"
+        elif configuration.parallel_config.pipeline_parallel_size > 1:
+            self._refusal = "models in several stages of a pipeline"
+        elif self.head_dtype not in (None, torch.float32, torch.bfloat16):
+            self._refusal = f"an output head of type {self.head_dtype}"
+        self._steps: CertifiedSteps | None = None
+
+    def forward(
+        self,
+        lm_head: Any,
+        hidden_states: torch.Tensor,
+        embedding_bias: torch.Tensor | None = None,
+        skip_gather: bool = False,
+    ) -> torch.Tensor | None:
+        own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
+        if not is_deferring() or skip_gather or hidden_states.ndim != 2:
+            logits: torch.Tensor | None = own()
+            return logits
+        steps = self._certified(lm_head, embedding_bias)
+        if steps is None:
+            logits = own()
+            return logits
+        dtype = self.head_dtype or hidden_states.dtype
+        return DeferredLogits(steps, hidden_states, self.org_vocab_size, dtype, own)
+
+    def _certified(self, lm_head: Any, bias: torch.Tensor | None) -> CertifiedSteps | None:
+        """What decides steps, made for the weights of now."""
+        # Not before: see `lexshard.serve_app.vllm.asked`.
+        from lexshard.serve_app.vllm.head import CertifiedHead, head_refusal
+        from lexshard.serve_app.vllm.steps import CertifiedSteps
+
+        steps = self._steps
+        if steps is not None and not steps.head.is_current():
+            logger.info("the output weights have changed: lexshard reads them again")
+            steps = self._steps = None
+        if steps is not None or self._refusal is not None:
+            return steps
+        self._refusal = head_refusal(self, lm_head, bias)
+        if self._refusal is None:
+            try:
+                weight, size = lm_head.weight, self.org_vocab_size
+                head = CertifiedHead(weight, bias, self.soft_cap, self.scale, size)
+                self._steps = CertifiedSteps(head, self._logprobs_mode)
+                logger.info("lexshard certifies the draws from %d tokens", size)
+                return self._steps
+            except (ValueError, ImportError) as error:
+                self._refusal = str(error)
+        TALLY.refuse(f"every step: {self._refusal}", 0)
+        return None

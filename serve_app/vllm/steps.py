@@ -1,0 +1,164 @@
+"""The steps of a vLLM model runner, decided by the certified head: requests are followed from step
+to step, guesses are verified by drawing what follows each."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.messages import Request, RowDecision
+from lexshard.actors.states.mask import Mask
+from lexshard.actors.states.row_table import RowNames
+from lexshard.serve_app.vllm.asked import Answer, AskedRequest
+from lexshard.serve_app.vllm.deferred import DeferredLogits
+from lexshard.serve_app.vllm.head import CertifiedHead
+from lexshard.serve_app.vllm.requests import OutputRules, request_refusal, translated
+from lexshard.serve_app.vllm.tally import TALLY
+
+@dataclass(slots=True)
+class _Followed:
+    """A request whose draws are certified. ``drawn`` are the last step's tokens."""
+
+    parameters: Any
+    sequence: int
+    allowed: Mask | None
+    drawn: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class CertifiedSteps:
+    """``head`` with the requests it draws for. ``logprobs_mode`` is vLLM's."""
+
+    head: CertifiedHead
+    logprobs_mode: str
+    _followed: dict[str, _Followed] = field(default_factory=dict)
+    _opened: int = 0
+
+    def decide(
+        self,
+        logits: DeferredLogits,
+        asked: Sequence[AskedRequest],
+        running: Collection[str],
+    ) -> list[Answer | None]:
+        """The tokens of every request of ``asked``; None where vLLM must draw them. Of requests
+        that are not among the ``running`` ones any more nothing is kept."""
+        if len(self._followed) > len(running):
+            for gone in self._followed.keys() - set(running):
+                self._forget(gone)
+        answers: list[Answer | None] = [None] * len(asked)
+        places: list[tuple[int, _Followed]] = []
+        sequences: list[int] = []
+        drafted: list[tuple[int, ...]] = []
+        masks: list[Mask | None] = []
+        rows: list[int] = []
+        for place, request in enumerate(asked):
+            followed = self._follow(request)
+            if isinstance(followed, str):
+                TALLY.refuse(followed, 1 + len(request.drafts))
+                self._forget(request.request_id)
+                continue
+            places.append((place, followed))
+            for guesses in range(1 + len(request.drafts)):
+                row = request.first + guesses
+                rows.append(row)
+                sequences.append(followed.sequence)
+                drafted.append(request.drafts[:guesses])
+                masks.append(self._mask(logits.masks.get(row), followed.allowed))
+        if not rows:
+            return answers
+        names = RowNames(
+            tuple(sequences),
+            tuple(drafted) if any(drafted) else (),
+            masks=tuple(masks) if logits.masks else (),
+        )
+        hidden = logits.hidden if len(rows) == len(logits.hidden) else logits.hidden[rows]
+        try:
+            decisions = self.head.decide(hidden, names)
+        except NonFiniteHiddenError:
+            TALLY.refuse("steps with hidden states that are not finite", len(rows))
+            return answers
+        first = 0
+        for place, followed in places:
+            count = 1 + len(asked[place].drafts)
+            answer = _accepted(decisions[first : first + count], asked[place].drafts)
+            first += count
+            if answer is None:
+                TALLY.refuse("rows that no token is left for", count)
+                followed.drawn = ()
+                continue
+            TALLY.certified += count
+            followed.drawn = tuple(each.token_id for each in answer)
+            answers[place] = answer
+        return answers
+
+    def _follow(self, asked: AskedRequest) -> _Followed | str:
+        """The request as it stands before this step's tokens, or why it cannot be followed."""
+        known = self._followed.get(asked.request_id)
+        if known is not None and known.parameters is not asked.parameters:
+            self._forget(asked.request_id)
+            known = None
+        if known is not None:
+            state = self.head.states[known.sequence]
+            have = len(state.history)
+            if have <= asked.length:
+                fresh: Sequence[int] = known.drawn[: asked.length - have]
+                if len(fresh) < asked.length - have:
+                    fresh = asked.tokens(have, asked.length)
+                if min(fresh, default=0) < 0:
+                    return "requests whose last tokens are not known yet"
+                state.append(*fresh)
+                known.drawn = ()
+                return known
+            self._forget(asked.request_id)  # it was taken back
+        return self._open(asked)
+
+    def _open(self, asked: AskedRequest) -> _Followed | str:
+        refusal = request_refusal(asked.parameters, logprobs_mode=self.logprobs_mode)
+        if refusal is not None:
+            return refusal
+        tokens = tuple(asked.tokens(0, asked.length))
+        if min(tokens, default=0) < 0:
+            return "requests whose last tokens are not known yet"
+        seed = asked.parameters.seed
+        seed = secrets.randbits(63) if seed is None else seed
+        parameters = translated(asked.parameters, seed)
+        prompt, output = tokens[: asked.prompt_length], tokens[asked.prompt_length :]
+        request = Request(asked.request_id, 0, prompt, parameters, resumed_ids=output)
+        rules = OutputRules(parameters, self.head.vocabulary_size, len(prompt))
+        sequence = self._opened
+        self._opened += 1
+        self.head.states.open(sequence, request, rules)
+        opened = _Followed(asked.parameters, sequence, rules.mask)
+        self._followed[asked.request_id] = opened
+        return opened
+
+    def _forget(self, request_id: str) -> None:
+        known = self._followed.pop(request_id, None)
+        if known is not None:
+            self.head.states.close(known.sequence)
+
+    def _mask(self, words: npt.NDArray[np.uint64] | None, allowed: Mask | None) -> Mask | None:
+        """What a grammar's ``words`` and the request's ``allowed`` tokens have in common."""
+        if words is None:
+            return None
+        return self.head.masks.of(words if allowed is None else words & allowed.words)
+
+
+def _accepted(
+    decisions: Sequence[RowDecision | None], drafts: Sequence[int]
+) -> tuple[RowDecision, ...] | None:
+    """The drawn tokens up to the first that is not what was guessed; None if one is missing."""
+    answer: list[RowDecision] = []
+    for decision, guess in zip(decisions, [*drafts, None], strict=True):
+        if decision is None:
+            return None
+        answer.append(decision)
+        if decision.token_id != guess:
+            break
+    return tuple(answer)

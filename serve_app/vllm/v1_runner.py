@@ -1,0 +1,171 @@
+"""vLLM's first model runner (``v1/worker/gpu_model_runner.py``, also for CPUs), with steps that are
+decided by the certified head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.worker import gpu_model_runner
+
+from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_words
+from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring
+from lexshard.serve_app.vllm.tally import TALLY
+
+BUILT_IN = {"MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"}
+
+
+def install() -> None:
+    """Makes the runner ask for deferred logits and decide them."""
+    runner = gpu_model_runner.GPUModelRunner
+    for name in ("execute_model", "_dummy_sampler_run"):
+        setattr(runner, name, _with_deferred_logits(getattr(runner, name)))
+    runner._sample = _decided(runner._sample)
+    gpu_model_runner.apply_grammar_bitmask = _noting_masks(gpu_model_runner.apply_grammar_bitmask)
+
+
+def _with_deferred_logits(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def deferred(*args: Any, **kwargs: Any) -> Any:
+        with deferring():
+            return method(*args, **kwargs)
+
+    return deferred
+
+
+def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
+    """``apply_grammar_bitmask`` for deferred logits: the masks are kept as data."""
+
+    @wraps(apply)
+    def noting(scheduler_output: Any, grammar_output: Any, batch: Any, logits: Any) -> None:
+        if not isinstance(logits, DeferredLogits):
+            apply(scheduler_output, grammar_output, batch, logits)
+            return
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        firsts, row = {}, 0
+        for request_id in batch.req_ids:
+            firsts[request_id] = row
+            row += 1 + len(drafts.get(request_id, ()))
+        masks, place = {}, 0
+        for request_id in grammar_output.structured_output_request_ids:
+            count = 1 + len(drafts.get(request_id, ()))
+            if request_id in firsts:
+                for each in range(count):
+                    packed = grammar_output.grammar_bitmask[place + each]
+                    masks[firsts[request_id] + each] = mask_words(packed, logits.shape[1])
+            place += count
+        logits.constrain(masks, partial(apply, scheduler_output, grammar_output, batch))
+
+    return noting
+
+
+def _decided(own: Callable[..., SamplerOutput]) -> Callable[..., SamplerOutput]:
+    """``_sample`` for deferred logits: certified rows first, vLLM's ``own`` for what is left."""
+
+    @wraps(own)
+    def sample(runner: Any, logits: Any, metadata: Any) -> SamplerOutput:
+        if not isinstance(logits, DeferredLogits):
+            return own(runner, logits, metadata)
+        refusal = _refusal(runner)
+        if refusal is not None:
+            TALLY.refuse(refusal, len(logits))
+            return own(runner, logits.dense(), metadata)
+        runner.input_batch.update_async_output_token_ids()
+        asked = _asked(runner, metadata)
+        found = logits.decider.decide(logits, [each for _, each in asked], runner.requests)
+        answers: list[Answer | None] = [None] * runner.input_batch.num_reqs
+        for (place, _), answer in zip(asked, found, strict=True):
+            answers[place] = answer
+            if answer is not None:
+                # Its seed is not for this generator, whose offset vLLM takes back where a draw is
+                # discarded.
+                runner.input_batch.generators.pop(place, None)
+        theirs = own(runner, logits.dense(), metadata) if None in found else None
+        return _output(runner, answers, metadata, theirs, logits.device)
+
+    return sample
+
+
+def _refusal(runner: Any) -> str | None:
+    processors = runner.input_batch.logitsprocs
+    for each in (*processors.non_argmax_invariant, *processors.argmax_invariant):
+        if type(each).__name__ not in BUILT_IN:
+            return f"steps with the logits processor {type(each).__name__}"
+    return None
+
+
+def _asked(runner: Any, metadata: Any) -> list[tuple[int, AskedRequest]]:
+    """The requests that draw, with their places in the batch; those amid their prompts do not."""
+    batch = runner.input_batch
+    count = batch.num_reqs
+    discarded = runner.discard_request_mask.np[:count].tolist()
+    if metadata is None:
+        lasts = runner.query_start_loc.np[1 : count + 1] - 1
+        lengths = (runner.positions[torch.from_numpy(lasts).long()] + 1).tolist()
+        firsts, drafts = list(range(count)), [()] * count
+    else:
+        drafted = metadata.draft_token_ids.tolist()
+        ends = np.cumsum(metadata.num_draft_tokens).tolist()
+        numbers = metadata.num_draft_tokens
+        drafts = [tuple(drafted[end - n : end]) for end, n in zip(ends, numbers, strict=True)]
+        firsts = [end - n + place for place, (end, n) in enumerate(zip(ends, numbers, strict=True))]
+        lengths = (runner.positions[metadata.logits_indices[firsts]] + 1).tolist()
+    return [
+        (
+            place,
+            AskedRequest(
+                batch.req_ids[place],
+                runner.requests[batch.req_ids[place]].sampling_params,
+                int(batch.num_prompt_tokens[place]),
+                lengths[place],
+                firsts[place],
+                drafts[place],
+                partial(_tokens, batch, place),
+            ),
+        )
+        for place in range(count)
+        if not discarded[place]
+    ]
+
+
+def _tokens(batch: Any, place: int, first: int, last: int) -> list[int]:
+    known = batch.is_token_ids[place, first:last]
+    tokens: list[int] = np.where(known, batch.token_ids_cpu[place, first:last], -1).tolist()
+    return tokens
+
+
+def _output(
+    runner: Any,
+    answers: list[Answer | None],
+    metadata: Any,
+    theirs: SamplerOutput | None,
+    device: torch.device,
+) -> SamplerOutput:
+    """``answers`` as vLLM's sampler gives them, in ``theirs`` where it drew for some requests."""
+    wanted = runner.input_batch.sampling_metadata.max_num_logprobs
+    if theirs is not None:
+        tokens, scores = theirs.sampled_token_ids.cpu(), theirs.logprobs_tensors
+        kept = None if scores is None else tuple(each.cpu() for each in scores[:3])
+    else:
+        width = 1 if metadata is None else metadata.max_spec_len + 1
+        tokens = torch.full((len(answers), width), -1, dtype=torch.int32)
+        tokens[:, 0] = 0  # of requests amid their prompts, which vLLM discards
+        rows = tokens.numel()
+        kept = None
+        if wanted is not None:
+            kept = (
+                torch.zeros((rows, wanted + 1), dtype=torch.int32),
+                torch.zeros((rows, wanted + 1)),
+                torch.zeros(rows, dtype=torch.int64),
+            )
+    as_tensors(answers, tokens, kept)
+    return SamplerOutput(
+        sampled_token_ids=tokens.to(device),
+        logprobs_tensors=None
+        if kept is None
+        else LogprobsTensors(*(each.to(device) for each in kept)),
+    )
