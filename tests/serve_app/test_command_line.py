@@ -95,7 +95,7 @@ def test_help_is_there_for_all_commands_for_a_group_and_for_one(capsys: Captured
             "serve m --tensor-parallel-size 2",
             "did you mean --tensor-parallel?",
         ),
-        ("serve m --pipeline-parallel-size 2", "unknown option --pipeline-parallel-size ("),
+        ("serve m --wxyz 2", "unknown option --wxyz ("),
         ("status --ulr :80", "unknown option --ulr: did you mean --url?"),
         # Not that --against is missing, which is what it was meant to be.
         ("bench serve --agianst URL", "unknown option --agianst: did you mean --against?"),
