@@ -1,7 +1,8 @@
 """The other ranks of a body as Ray actors, on this node and others.
 
-An actor that dies closes its connections, which all that wait for it see at once. One that has been
-stopped, or whose node cannot be reached, keeps a step waiting for as long as a rank may.
+An actor that dies closes its connections, which all that wait for it see at once. One of this node
+that has been stopped for a second (`cluster.roles.stopped`) is killed; one of another, or whose
+node cannot be reached, keeps a step waiting for as long as a rank may.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import secrets
 import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any
 
 import ray
 
-from lexshard.actors.body.parallel.messages import MeetGroup, RankPart
+from lexshard.actors.body.parallel.messages import MeetGroup, RankMessage, RankPart
 from lexshard.actors.body.parallel.parallel_body import OtherRanks, RankLostError
 from lexshard.actors.role import Place
 from lexshard.cluster.collective.gloo_links import own_address
@@ -26,7 +29,7 @@ from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.server import serve_rank
 from lexshard.cluster.ranks.sockets import KEY_BYTES, SocketMeeting, greeted, heard
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
-from lexshard.cluster.roles.stopped import StoppedProcess
+from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.topology.reservation import Reservation
 from lexshard.kernels.parallel import Exchange
 
@@ -83,14 +86,39 @@ class RankActors(RankGang):
         self._first = FirstRank(place, secrets.token_bytes(KEY_BYTES), seconds)
         hidden = parts[0].plan.shape.hidden
         self._own = SocketMeeting(0, len(parts) + 1, hidden, seconds, str(host))
+        self._actors: dict[int, ActorRank] = {}
+        self._told = threading.Event()
+        self._closed = False
         super().__init__(parts)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def tell(self, message: RankMessage) -> None:
+        super().tell(message)
+        self._told.set()
 
     def close(self) -> None:
+        self._closed = True
+        self._told.set()
         super().close()
         self._listener.close()
 
+    def _watch(self) -> None:
+        """Looks at the actors while a step may wait for them, which is no longer than it may."""
+        while self._told.wait() and not self._closed:
+            looks = int(self._first.seconds / LOOK_SECONDS)
+            while looks > 0 and not self._closed:
+                if self._told.is_set():
+                    self._told.clear()
+                    looks = int(self._first.seconds / LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
+                looks -= 1
+                for actor in tuple(self._actors.values()):
+                    actor.look()
+
     def _start(self, part: RankPart) -> ActorRank:
-        return ActorRank(part, self._slots[part.rank - 1], self._first, self._listener)
+        made = ActorRank(part, self._slots[part.rank - 1], self._first, self._listener)
+        self._actors[part.rank] = made
+        return made
 
     def _leave(self) -> None:
         self._own.leave()
@@ -132,8 +160,13 @@ class ActorRank:
             raise RankLostError(f"rank {part.rank} could not be started: {error}") from error
         found[1].settimeout(None)
         self._local = self.place.node == own_node()
-        peer = StoppedProcess(self.place.process_id) if self._local else None
-        self.link = Link(found[1], peer)
+        self._stopped = StoppedProcess(self.place.process_id)
+        self.link = Link(found[1])
+
+    def look(self) -> None:
+        """Kills it where it is of this node and has been stopped for good."""
+        if self._local and self._stopped.look():
+            self._kill()
 
     def answers(self) -> bool:
         try:
@@ -144,10 +177,14 @@ class ActorRank:
 
     def close(self) -> None:
         self.link.close()
-        if self._local and StoppedProcess(self.place.process_id).now():
-            with suppress(ProcessLookupError):  # it does not do what Ray asks of it
-                os.kill(self.place.process_id, signal.SIGKILL)
+        if self._local and self._stopped.now():
+            self._kill()
         ray.kill(self._actor)
+
+    def _kill(self) -> None:
+        """For one that has been stopped, which does not do what Ray asks of it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.place.process_id, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class RankProcess:
         self._watcher.start()
 
     def answers(self) -> bool:
-        """What its socket tells, too."""
+        """Its socket tells."""
         return True
 
     def close(self) -> None:
@@ -100,7 +100,8 @@ class RankProcess:
         self._watcher.join()  # it ends no wait of the next group
 
     def _watch(self) -> None:
-        """Sleeps until the system tells of the child's end, or that it was stopped."""
+        """Sleeps until the system tells of the child's end, or that it was stopped (where it tells
+        that: not everywhere)."""
         while self._changed(os.WEXITED | os.WSTOPPED | os.WNOWAIT) == os.CLD_STOPPED:
             stopped = StoppedProcess(self._id)
             while stopped.now():
@@ -114,6 +115,9 @@ class RankProcess:
 
     def _changed(self, kinds: int) -> int:
         """What happened to the child; that it has exited where it is known no more."""
+        if not hasattr(os, "waitid"):
+            self._process.wait()
+            return os.CLD_EXITED
         try:
             found = os.waitid(os.P_PID, self._id, kinds)
         except ChildProcessError:

@@ -10,6 +10,7 @@ behind a socket it is the system's to wake the rank.
 
 from __future__ import annotations
 
+import socket as socket_module
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ _LOOKS = 1000  # before the core may be needed for just what is waited for
 _YIELDING = 2_000_000  # nanoseconds, before a wait sleeps
 _NAP = np.uint32(50)  # microseconds
 _PIECE = 32 * 1024  # bytes that two send each other at once: a socket takes them unread
-_WITHOUT_SIGNAL = 0x4000  # MSG_NOSIGNAL of Linux: a lost partner is told, not deadly
+# A lost partner is told, not deadly; Python's processes ignore that signal in any case.
+_WITHOUT_SIGNAL = int(getattr(socket_module, "MSG_NOSIGNAL", 0))
 
 _send = types.ExternalFunction(
     "send", types.int64(types.int32, types.int64, types.int64, types.int32)

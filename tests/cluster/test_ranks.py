@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
-from lexshard.cluster.ranks.start import RankStarter
+from lexshard.cluster.ranks.processes import RankProcesses
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.loadtest.token_digest import LONGEST, digest, seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
@@ -35,7 +36,7 @@ def engine_of(ranks: int | None, **changes: Any) -> Engine:
     """In bfloat16, as the demo is stored; ranks are children of this process."""
     settings = {"max_model_len": LONGEST, "threads": 1, "shard_seconds": 30, **changes}
     configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
-    return Engine(configuration, start_sampler, start_ranks=RankStarter(30.0))
+    return Engine(configuration, start_sampler, start_ranks=partial(RankProcesses, seconds=30.0))
 
 
 def told(engine: Engine, requests: list[Request]) -> str:
@@ -110,6 +111,7 @@ def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:
     engine = engine_of(2)
     ranks = [psutil.Process(role.place.process_id) for role in engine.roles() if role.index]
     assert len(ranks) == 1
+    time.sleep(1.0)  # for what it was told last
     before = [sum(rank.cpu_times()[:2]) for rank in ranks]
     time.sleep(2.0)
     after = [sum(rank.cpu_times()[:2]) for rank in ranks]

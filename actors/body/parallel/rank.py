@@ -154,17 +154,21 @@ class _LayerReader:
 
     def rows(self, *parts: tuple[str, range], filled: bool = False) -> Array:
         """Packed below each other; where ``filled``, each up to a whole panel."""
-        found = (self._of(layer, parts) for layer in self._every)
-        return self._stacked(
-            [torch.cat([_filled(one) if filled else one for one in each])] for each in found
-        )[:, 0]
+
+        def of_layer(layer: int) -> list[torch.Tensor]:
+            found = self._of(layer, parts)
+            return [torch.cat([_filled(one) for one in found] if filled else found)]
+
+        return np.asarray(self._stacked(of_layer)[:, 0])
 
     def columns(self, name: str, columns: range) -> Array:
         """Packed leaf by leaf."""
-        found = (
-            _there(_in_layer(layer, name), self._slices, None, columns) for layer in self._every
-        )
-        return self._stacked([*each.chunk(self._leaves, 1)] for each in found)
+
+        def of_layer(layer: int) -> list[torch.Tensor]:
+            found = _there(_in_layer(layer, name), self._slices, None, columns)
+            return [*found.chunk(self._leaves, 1)]
+
+        return self._stacked(of_layer)
 
     @property
     def _every(self) -> range:
@@ -173,12 +177,14 @@ class _LayerReader:
     def _of(self, layer: int, parts: Sequence[tuple[str, range | None]]) -> list[torch.Tensor]:
         return [_there(_in_layer(layer, name), self._slices, rows) for name, rows in parts]
 
-    def _stacked(self, layers: Any) -> Array:
-        """``[L, weights of a layer, panels, K, 16]``, packed: no layer is held twice for longer
-        than it takes to pack it."""
+    def _stacked(self, of_layer: Callable[[int], list[torch.Tensor]], half: bool = True) -> Array:
+        """``[L, weights of a layer, panels, K, 16]``, packed, in bfloat16 where that is exact in
+        every layer: none is held twice for longer than it takes to pack it."""
         out: Array | None = None
-        for layer, weights in enumerate(layers):
-            half = self._arithmetic == "bfloat16"
+        for layer in self._every:
+            weights = of_layer(layer)
+            if half and not all(map(fits_bfloat16, weights)):
+                return self._stacked(of_layer, half=False)
             packed = [pack(each, half=half, arithmetic=self._arithmetic).panels for each in weights]
             if out is None:
                 out = np.empty((self._layers, len(packed), *packed[0].shape), packed[0].dtype)

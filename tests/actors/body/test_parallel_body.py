@@ -158,6 +158,34 @@ def test_what_a_lost_rank_had_is_computed_again_of_the_sequences_that_go_on(
     body.close()
 
 
+def test_a_token_is_exchanged_twice_a_layer_and_once_for_its_embedding() -> None:
+    body = parallel(DEMO, 2, "bfloat16").body
+    assert isinstance(body, ParallelBody)
+    body.allocate_cache(1)
+    counts = []
+    for position in range(2):
+        body.forward(pack_batch([[1, 2]], [(0, position, position + 1)], [[0]]))
+        assert body._exchange is not None
+        counts.append(int(body._exchange.counted[0]))
+    assert counts[1] - counts[0] == 2 * body.num_layers + 1
+    body.close()
+
+
+def test_a_step_that_wants_no_hidden_state_writes_its_keys_and_values() -> None:
+    """The first part of a prompt."""
+    body = parallel(DEMO, 2, "bfloat16").body
+    body.allocate_cache(2)
+    tokens = [list(range(40, 60))]
+    whole = body.forward(pack_batch(tokens, [(0, 0, 20)], [[0, 1]]))
+    first = pack_batch(tokens, [(0, 0, 13)], [[1, 0]])
+    none = body.forward(replace(first, output_rows=np.empty(0, np.int32)))
+    assert none.shape == (0, body.hidden_size)
+    rest = body.forward(pack_batch(tokens, [(0, 13, 20)], [[1, 0]]))
+    assert torch.equal(rest, whole[13:])
+    assert isinstance(body, ParallelBody)
+    body.close()
+
+
 def test_a_body_whose_ranks_never_come_says_so() -> None:
     model = parallel(DEMO, 1, "bfloat16")
     assert isinstance(model.body, ParallelBody)
