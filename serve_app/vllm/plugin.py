@@ -27,11 +27,12 @@ def register() -> None:
         if not other.__module__.startswith("lexshard."):
             logger.error("lexshard does not certify here: %s is in its place.", other.__qualname__)
         return
-    from lexshard.serve_app.vllm import v1_runner
+    from lexshard.serve_app.vllm import v1_runner, v2_runner
     from lexshard.serve_app.vllm.processor import CertifiedLogitsProcessor
 
     PluggableLayer.register_oot(CertifiedLogitsProcessor, name="LogitsProcessor")
     v1_runner.install()
+    v2_runner.install()
 
 
 def version_refusal() -> str | None:

@@ -21,6 +21,7 @@ from lexshard.serve_app.vllm.head import CertifiedHead
 from lexshard.serve_app.vllm.requests import OutputRules, request_refusal, translated
 from lexshard.serve_app.vllm.tally import TALLY
 
+
 @dataclass(slots=True)
 class _Followed:
     """A request whose draws are certified. ``drawn`` are the last step's tokens."""

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_words
-from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring
+from lexshard.serve_app.vllm.deferred import DeferredLogits, making_ready, with_deferred_logits
 from lexshard.serve_app.vllm.tally import TALLY
 
 BUILT_IN = {"MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"}
@@ -21,20 +22,12 @@ BUILT_IN = {"MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsP
 
 def install() -> None:
     """Makes the runner ask for deferred logits and decide them."""
+    for runner in (gpu_model_runner.GPUModelRunner, CPUModelRunner):
+        runner.load_model = making_ready(runner.load_model)
     runner = gpu_model_runner.GPUModelRunner
-    for name in ("execute_model", "_dummy_sampler_run"):
-        setattr(runner, name, _with_deferred_logits(getattr(runner, name)))
+    runner.execute_model = with_deferred_logits(runner.execute_model)
     runner._sample = _decided(runner._sample)
     gpu_model_runner.apply_grammar_bitmask = _noting_masks(gpu_model_runner.apply_grammar_bitmask)
-
-
-def _with_deferred_logits(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def deferred(*args: Any, **kwargs: Any) -> Any:
-        with deferring():
-            return method(*args, **kwargs)
-
-    return deferred
 
 
 def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
