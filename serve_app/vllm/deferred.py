@@ -21,8 +21,8 @@ _wanted: ContextVar[bool] = ContextVar("deferred logits are wanted", default=Fal
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Inside, logits are for a sampler that can do without; elsewhere (log-probabilities of prompts,
-    draft models) they are read in any case."""
+    """Inside, logits are for a sampler that can do without; elsewhere (of prompts, of draft models)
+    they are read in any case."""
     token = _wanted.set(True)
     try:
         yield
@@ -71,8 +71,8 @@ class DeferredLogits(torch.Tensor):
     def constrain(
         self, masks: Mapping[int, Words], apply: Callable[[torch.Tensor], object]
     ) -> None:
-        """The tokens that may follow in some rows, and what makes others impossible in dense logits,
-        in place; it is called once there are any."""
+        """The tokens that may follow in some rows, and what makes others impossible in dense
+        logits, in place."""
         self.masks.update(masks)
         if self._dense is None:
             self._changes.append(apply)

@@ -1,4 +1,4 @@
-"""What vLLM calls when it loads the plugin: entry point ``lexshard`` of ``vllm.general_plugins``."""
+"""What vLLM calls to load the plugin: entry point ``lexshard`` of ``vllm.general_plugins``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def register() -> None:
     """Puts the certified head into this process's vLLM if ``VLLM_PLUGINS`` names it; in a version
     that is not known, nothing is changed and one line says so. May be called again."""
     if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
-        return  # installed for something else: nobody asked for other draws here
+        return  # installed for something else: no one asked for other draws
     from lexshard.serve_app.vllm.tally import logger
 
     refusal = version_refusal()

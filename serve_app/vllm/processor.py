@@ -44,6 +44,8 @@ class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         steps = None
         if is_deferring() and not skip_gather and hidden_states.ndim == 2:
             steps = self._certified(lm_head, embedding_bias)
+            if self._refusal is not None:
+                TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
         if steps is None:
             logits: torch.Tensor | None = own()
             return logits
@@ -69,6 +71,4 @@ class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
                 logger.info("lexshard certifies the draws from %d tokens", size)
             except (ValueError, ImportError) as error:
                 self._refusal = str(error)
-        if self._refusal is not None:
-            TALLY.refuse(f"every step: {self._refusal}", 0)
         return self._steps

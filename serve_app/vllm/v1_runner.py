@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,17 @@ def _decided(own: Callable[..., SamplerOutput]) -> Callable[..., SamplerOutput]:
         if refusal is not None:
             TALLY.refuse(refusal, len(logits))
             return own(runner, logits.dense(), metadata)
-        runner.input_batch.update_async_output_token_ids()
+        batch = runner.input_batch
+        batch.update_async_output_token_ids()
+        for place in list(batch.generators):
+            # Not used: and vLLM takes back from it what it had for a draw that is discarded.
+            if logits.decider.certifies(runner.requests[batch.req_ids[place]].sampling_params):
+                del batch.generators[place]
         asked = _asked(runner, metadata)
         found = logits.decider.decide(logits, [each for _, each in asked], runner.requests)
-        answers: list[Answer | None] = [None] * runner.input_batch.num_reqs
+        answers: list[Answer | None] = [None] * batch.num_reqs
         for (place, _), answer in zip(asked, found, strict=True):
             answers[place] = answer
-            if answer is not None:
-                # Its seed is not for this generator, whose offset vLLM takes back where a draw is
-                # discarded.
-                runner.input_batch.generators.pop(place, None)
         theirs = own(runner, logits.dense(), metadata) if None in found else None
         return _output(runner, answers, metadata, theirs, logits.device)
 
@@ -95,34 +97,33 @@ def _asked(runner: Any, metadata: Any) -> list[tuple[int, AskedRequest]]:
     """The requests that draw, with their places in the batch; those amid their prompts do not."""
     batch = runner.input_batch
     count = batch.num_reqs
-    discarded = runner.discard_request_mask.np[:count].tolist()
+    numbers = np.zeros(count, np.int64)
+    guessed: list[int] = []
     if metadata is None:
-        lasts = runner.query_start_loc.np[1 : count + 1] - 1
-        lengths = (runner.positions[torch.from_numpy(lasts).long()] + 1).tolist()
-        firsts, drafts = list(range(count)), [()] * count
+        lasts = torch.from_numpy(runner.query_start_loc.np[1 : count + 1] - 1).long()
     else:
-        drafted = metadata.draft_token_ids.tolist()
-        ends = np.cumsum(metadata.num_draft_tokens).tolist()
-        numbers = metadata.num_draft_tokens
-        drafts = [tuple(drafted[end - n : end]) for end, n in zip(ends, numbers, strict=True)]
-        firsts = [end - n + place for place, (end, n) in enumerate(zip(ends, numbers, strict=True))]
-        lengths = (runner.positions[metadata.logits_indices[firsts]] + 1).tolist()
-    return [
-        (
-            place,
-            AskedRequest(
-                batch.req_ids[place],
-                runner.requests[batch.req_ids[place]].sampling_params,
-                int(batch.num_prompt_tokens[place]),
-                lengths[place],
-                firsts[place],
-                drafts[place],
-                partial(_tokens, batch, place),
-            ),
+        numbers[:] = metadata.num_draft_tokens
+        guessed = metadata.draft_token_ids.tolist()
+    ends = np.cumsum(numbers)
+    firsts = ends - numbers + np.arange(count)
+    if metadata is not None:
+        lasts = metadata.logits_indices[torch.from_numpy(firsts).to(runner.device)]
+    lengths = (runner.positions[lasts] + 1).tolist()
+    asked = []
+    for place in np.flatnonzero(~runner.discard_request_mask.np[:count]).tolist():
+        own = guessed[ends[place] - numbers[place] : ends[place]]
+        name = batch.req_ids[place]
+        request = AskedRequest(
+            name,
+            runner.requests[name].sampling_params,
+            int(batch.num_prompt_tokens[place]),
+            lengths[place],
+            int(firsts[place]),
+            tuple(takewhile(lambda guess: guess >= 0, own)),  # the others are padding
+            partial(_tokens, batch, place),
         )
-        for place in range(count)
-        if not discarded[place]
-    ]
+        asked.append((place, request))
+    return asked
 
 
 def _tokens(batch: Any, place: int, first: int, last: int) -> list[int]:
