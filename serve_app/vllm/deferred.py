@@ -49,7 +49,7 @@ class DeferredLogits(torch.Tensor):
     _changes: list[Callable[[torch.Tensor], object]]
     _dense: torch.Tensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def of(
@@ -61,7 +61,7 @@ class DeferredLogits(torch.Tensor):
         dtype: torch.dtype,
     ) -> DeferredLogits:
         """Those that ``compute`` makes, ``size`` of each row."""
-        made: DeferredLogits = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: DeferredLogits = torch.Tensor._make_wrapper_subclass(
             cls, (len(hidden), size), dtype=dtype, device=hidden.device
         )
         made.decider, made.hidden, made.masks = decider, hidden, {}
@@ -88,7 +88,9 @@ class DeferredLogits(torch.Tensor):
         return self._dense
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         own = tree_map_only(DeferredLogits, DeferredLogits.dense, (args, kwargs or {}))
         return func(*own[0], **own[1])
 

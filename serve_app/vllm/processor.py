@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lexshard.serve_app.vllm.steps import CertifiedSteps
 
 
-class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+class CertifiedLogitsProcessor(LogitsProcessor):
     """`LogitsProcessor` for models whose head can be certified; for others it is vLLM's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,7 @@ def install() -> None:
     GPUModelRunner.sample = _with_deferred_logits(GPUModelRunner.sample)
     GPUModelRunner.load_model = making_ready(GPUModelRunner.load_model)
     Sampler.add_request = _remembering(Sampler.add_request)
-    Sampler.sample = _drawn(Sampler.sample)
+    Sampler.sample = drawn_by_head(Sampler.sample)
     Worker.apply_grammar_bitmask = _noting_masks(Worker.apply_grammar_bitmask)
 
 
@@ -67,7 +67,7 @@ def _remembering(add_request: Callable[..., None]) -> Callable[..., None]:
     return remembering
 
 
-def _drawn(own: Callable[..., Any]) -> Callable[..., Any]:
+def drawn_by_head(own: Callable[..., Any]) -> Callable[..., Any]:
     """``sample``: the tokens [N] of certified rows, vLLM's ``own`` of what is left."""
 
     @wraps(own)

@@ -20,8 +20,8 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
     ``prompts`` are token ids, ``parameters`` those of ``SamplingParams``, of each or of all.
     """
     from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
-    from vllm.sampling_params import (  # type: ignore[import-not-found]
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import (
         StructuredOutputsParams,
     )
 
@@ -89,7 +89,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "load" in asked:
-            from vllm import LLM  # type: ignore[import-not-found]
+            from vllm import LLM
 
             engine = LLM(**asked["load"]).llm_engine
             tell({})
