@@ -21,8 +21,8 @@ _wanted: ContextVar[bool] = ContextVar("deferred logits are wanted", default=Fal
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Inside, logits are for a sampler that can do without; elsewhere (of prompts, of draft models)
-    they are read in any case."""
+    """Inside, and in what this decorates, logits are for a sampler that can do without; elsewhere
+    (of prompts, of draft models) they are read in any case."""
     token = _wanted.set(True)
     try:
         yield
@@ -93,17 +93,6 @@ class DeferredLogits(torch.Tensor):
     ) -> Any:
         own = tree_map_only(DeferredLogits, DeferredLogits.dense, (args, kwargs or {}))
         return func(*own[0], **own[1])
-
-
-def with_deferred_logits(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` of a runner, in which logits are for its sampler."""
-
-    @wraps(method)
-    def deferred(*args: Any, **kwargs: Any) -> Any:
-        with deferring():
-            return method(*args, **kwargs)
-
-    return deferred
 
 
 def making_ready(load_model: Callable[..., None]) -> Callable[..., None]:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.messages import SamplerSettings
 from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.sampler import Sampler, token_logprobs
+from lexshard.actors.decision.warm_up import KINDS
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
-from lexshard.actors.states.mask import Mask, Masks
+from lexshard.actors.states.mask import Masks
 from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels import pool
@@ -27,14 +27,11 @@ from lexshard.kernels.quantize import quantize
 COMPARED_ROWS = 16
 CAPACITY = 16  # penalised sequences that there is room for at first
 UNQUANTISED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
-# What most steps need.
+# What most steps need: these together, alone what is not top-k.
 WARM_UP = (
+    *KINDS,
     SamplingParameters(temperature=0.0),
-    SamplingParameters(temperature=0.8),
-    SamplingParameters(temperature=0.8, top_k=5, top_p=0.9, repetition_penalty=1.1),
-    SamplingParameters(temperature=0.8, min_p=0.1),
-    SamplingParameters(temperature=0.8, top_p=0.9),
-    SamplingParameters(temperature=0.0, logprobs=1),
+    *(SamplingParameters(temperature=0.8, min_p=p, top_p=1.0 - p) for p in (0.0, 0.1)),
 )
 
 
@@ -57,7 +54,7 @@ def head_refusal(processor: Any, lm_head: Any, bias: torch.Tensor | None) -> str
     return next((reason for reason, holds in refusals.items() if holds), None)
 
 
-class CertifiedHead:
+class PluginHead:
     """Candidates and draws from the rows of ``weight`` [V or more, d], fp32 or bf16, as vLLM keeps
     them, and the ``states`` of the sequences that they are drawn for.
 
@@ -100,20 +97,13 @@ class CertifiedHead:
         found = self._head.candidates(hidden.detach().float().contiguous(), names)
         decided = self._decisions.submit(0, names, found).result()
         for row, mask in enumerate(names.masks):
-            decision = decided[row]
-            if mask is not None and decision is not None and decision.logprobs is not None:
-                decided[row] = self._scored_within(mask, decision, found, row)
+            scored = decided[row]
+            if mask is not None and scored is not None and scored.logprobs is not None:
+                raw = np.full((1, self.vocabulary_size), -np.inf, np.float32)
+                raw[0, mask.ids] = found.raw[found.offsets[row] :][mask.ids]
+                token, count = np.array([scored.token_id]), len(scored.logprobs.top)
+                decided[row] = RowDecision(scored.token_id, *token_logprobs(raw, token, [count]))
         return decided
-
-    def _scored_within(
-        self, mask: Mask, decision: RowDecision, found: Candidates, row: int
-    ) -> RowDecision:
-        assert decision.logprobs is not None
-        raw = np.full((1, self.vocabulary_size), -np.inf, np.float32)
-        raw[0, mask.ids] = found.raw[found.offsets[row] : found.offsets[row + 1]][mask.ids]
-        count = len(decision.logprobs.top)
-        [scored] = token_logprobs(raw, np.array([decision.token_id]), [count])
-        return RowDecision(decision.token_id, scored)
 
     def _warm_up(self) -> None:
         """Drives what most steps need, so that no request waits for a compiler."""
@@ -121,7 +111,7 @@ class CertifiedHead:
         hidden = self._compared[: len(every)].detach().float()  # not all alike, as zeros would be
         for sequence in every:
             self.states.open(sequence, Request("", 0, (0,), WARM_UP[sequence]))
-        for sequences in (*((each,) for each in every), (0, 1, 2, 3)):
+        for sequences in (*((each,) for each in every), tuple(every)):
             self.decide(hidden[list(sequences)], RowNames(sequences))
         for sequence in every:
             self.states.close(sequence)

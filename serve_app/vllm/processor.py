@@ -22,15 +22,14 @@ class CertifiedLogitsProcessor(LogitsProcessor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         configuration = get_current_vllm_config()
-        model = configuration.model_config
+        model, stages = configuration.model_config, configuration.parallel_config
         self._logprobs_mode = "raw_logprobs" if model is None else model.logprobs_mode
-        self._refusal: str | None = None
-        if configuration.lora_config is not None:
-            self._refusal = "models with LoRA adapters"
-        elif configuration.parallel_config.pipeline_parallel_size > 1:
-            self._refusal = "models in several stages of a pipeline"
-        elif self.head_dtype not in (None, torch.float32, torch.bfloat16):
-            self._refusal = f"an output head of type {self.head_dtype}"
+        refusals = {
+            "models with LoRA adapters": configuration.lora_config is not None,
+            "models in several stages of a pipeline": stages.pipeline_parallel_size > 1,
+            "a head of another type": self.head_dtype not in (None, torch.float32, torch.bfloat16),
+        }
+        self._refusal = next((reason for reason, holds in refusals.items() if holds), None)
         self._steps: CertifiedSteps | None = None
 
     def forward(
@@ -55,7 +54,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
     def _certified(self, lm_head: Any, bias: torch.Tensor | None) -> CertifiedSteps | None:
         """What decides steps, made for the weights of now."""
         # Not before: see `lexshard.serve_app.vllm.asked`.
-        from lexshard.serve_app.vllm.head import CertifiedHead, head_refusal
+        from lexshard.serve_app.vllm.head import PluginHead, head_refusal
         from lexshard.serve_app.vllm.steps import CertifiedSteps
 
         if self._steps is not None and not self._steps.head.is_current():
@@ -66,7 +65,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         if self._steps is None and self._refusal is None:
             size = self.org_vocab_size
             try:
-                head = CertifiedHead(lm_head.weight, bias, self.soft_cap, self.scale, size)
+                head = PluginHead(lm_head.weight, bias, self.soft_cap, self.scale, size)
                 self._steps = CertifiedSteps(head, self._logprobs_mode)
                 logger.info("lexshard certifies the draws from %d tokens", size)
             except (ValueError, ImportError) as error:

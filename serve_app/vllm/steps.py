@@ -8,16 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
 from lexshard.serve_app.vllm.asked import Answer, AskedRequest
 from lexshard.serve_app.vllm.deferred import DeferredLogits
-from lexshard.serve_app.vllm.head import CertifiedHead
+from lexshard.serve_app.vllm.head import PluginHead
 from lexshard.serve_app.vllm.requests import OutputRules, request_refusal, translated
 from lexshard.serve_app.vllm.tally import TALLY
 
@@ -38,7 +35,7 @@ class _Followed:
 class CertifiedSteps:
     """``head`` with the requests it draws for. ``logprobs_mode`` is vLLM's."""
 
-    head: CertifiedHead
+    head: PluginHead
     logprobs_mode: str
     _followed: dict[str, _Followed] = field(default_factory=dict)
     _opened: int = 0
@@ -63,7 +60,10 @@ class CertifiedSteps:
             places.append((place, followed))
             for guesses in range(1 + len(request.drafts)):
                 row = request.first + guesses
-                mask = self._mask(logits.masks.get(row), followed.allowed)
+                words = logits.masks.get(row)
+                if words is not None and followed.allowed is not None:
+                    words = words & followed.allowed.words
+                mask = None if words is None else self.head.masks.of(words)
                 rows.append((row, followed.sequence, request.drafts[:guesses], mask))
         if not rows:
             return answers
@@ -72,14 +72,12 @@ class CertifiedSteps:
             sequences, drafted if any(drafted) else (), masks=masks if logits.masks else ()
         )
         whole = len(rows) == len(logits.hidden)
+        hidden = logits.hidden if whole else logits.hidden[list(numbers)]
         try:
-            decisions = self.head.decide(
-                logits.hidden if whole else logits.hidden[list(numbers)], names
-            )
+            left = iter(self.head.decide(hidden, names))
         except NonFiniteHiddenError:
             TALLY.refuse("steps with hidden states that are not finite", len(rows))
             return answers
-        left = iter(decisions)
         for place, followed in places:
             drafts = asked[place].drafts
             answer = _accepted([next(left) for _ in range(1 + len(drafts))], drafts)
@@ -132,12 +130,6 @@ class CertifiedSteps:
         known = self._followed.pop(request_id, None)
         if known is not None:
             self.head.states.close(known.sequence)
-
-    def _mask(self, words: npt.NDArray[np.uint64] | None, allowed: Mask | None) -> Mask | None:
-        """What a grammar's ``words`` and the request's ``allowed`` tokens have in common."""
-        if words is None:
-            return None
-        return self.head.masks.of(words if allowed is None else words & allowed.words)
 
 
 def _accepted(

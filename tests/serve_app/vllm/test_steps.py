@@ -12,7 +12,7 @@ import torch
 
 from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
-from lexshard.serve_app.vllm.head import CertifiedHead, head_refusal
+from lexshard.serve_app.vllm.head import PluginHead, head_refusal
 from lexshard.serve_app.vllm.requests import request_refusal
 from lexshard.serve_app.vllm.steps import CertifiedSteps
 from lexshard.serve_app.vllm.tally import TALLY
@@ -53,12 +53,12 @@ def weight() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def head(weight: torch.Tensor) -> CertifiedHead:
-    return CertifiedHead(weight, None, None, 1.0, SIZE)
+def head(weight: torch.Tensor) -> PluginHead:
+    return PluginHead(weight, None, None, 1.0, SIZE)
 
 
 @pytest.fixture
-def steps(head: CertifiedHead, weight: torch.Tensor) -> Iterator[CertifiedSteps]:
+def steps(head: PluginHead, weight: torch.Tensor) -> Iterator[CertifiedSteps]:
     made = CertifiedSteps(head, RAW)
     yield made
     end(made, weight)
@@ -106,7 +106,7 @@ def test_a_greedy_row_is_the_best_token_and_no_logits_are_made(
 
 
 def test_a_seed_draws_the_same_alone_drafted_and_after_it_was_taken_back(
-    head: CertifiedHead, weight: torch.Tensor
+    head: PluginHead, weight: torch.Tensor
 ) -> None:
     own = parameters(temperature=1.0, repetition_penalty=1.2, top_k=40)
     hidden = hidden_states(4, seed=2)
@@ -216,7 +216,7 @@ def test_answers_fill_the_rows_of_their_requests(
     found = steps.decide(deferred(steps, hidden, weight), requests, ["one", "two"])
     tokens = torch.full((3, 2), -1)
     scores = torch.zeros((6, 4), dtype=torch.int32), torch.zeros((6, 4)), torch.zeros(6)
-    as_tensors([None, *found], tokens, scores)
+    as_tensors([None, *found], tokens, *scores)
     first, second, third = best.argmax(dim=1).tolist()
     assert tokens.tolist() == [[-1, -1], [first, second], [third, -1]]
     values, ids = best.topk(2)
@@ -279,7 +279,7 @@ def test_a_soft_cap_and_a_scale_are_vllms(weight: torch.Tensor) -> None:
         (5.0, 1.0, 5.0 * torch.tanh(logits / 5.0)),
         (None, 0.25, logits * 0.25),
     ):
-        steps = CertifiedSteps(CertifiedHead(weight, None, cap, scale, SIZE), RAW)
+        steps = CertifiedSteps(PluginHead(weight, None, cap, scale, SIZE), RAW)
         own = parameters(logprobs=3)
         [answer] = steps.decide(deferred(steps, hidden, weight), [asked(own)], ["one"])
         assert answer is not None
@@ -291,7 +291,7 @@ def test_a_soft_cap_and_a_scale_are_vllms(weight: torch.Tensor) -> None:
 
 def test_weights_that_change_are_noticed(weight: torch.Tensor) -> None:
     own = weight.clone()
-    head = CertifiedHead(own, None, None, 1.0, SIZE)
+    head = PluginHead(own, None, None, 1.0, SIZE)
     assert head.is_current()
     own.data.mul_(1.01)
     assert not head.is_current()
@@ -350,9 +350,9 @@ def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_the_tokens_are_the_same(head: CertifiedHead, weight: torch.Tensor) -> None:
+def test_on_a_gpu_the_tokens_are_the_same(head: PluginHead, weight: torch.Tensor) -> None:
     hidden = hidden_states(4)
-    there = CertifiedHead(weight.cuda(), None, None, 1.0, SIZE)
+    there = PluginHead(weight.cuda(), None, None, 1.0, SIZE)
     own = [parameters(), parameters(temperature=1.0), parameters(temperature=1.0, top_k=9)]
     own.append(parameters(temperature=0.7, top_p=0.8, logprobs=2))
     tokens = []
