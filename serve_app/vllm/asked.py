@@ -1,7 +1,7 @@
 """What a model runner of vLLM asks of a step, and what it gets, in numbers and in tensors.
 
-Imports nothing that compiles: vLLM looks through all modules that are loaded when a worker starts,
-and fails where it finds those of a compiler.
+Imports nothing that compiles: vLLM looks through all that is loaded when a worker starts, and fails
+on objects of the compiler of our kernels.
 """
 
 from __future__ import annotations

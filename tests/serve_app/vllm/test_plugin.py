@@ -64,7 +64,7 @@ from lexshard.serve_app.vllm.plugin import register
 register()  # once more changes nothing
 print(op_registry_oot["LogitsProcessor"].__name__, hasattr(First._sample, "__wrapped__"))
 print(hasattr(First._sample.__wrapped__, "__wrapped__"), hasattr(Second.sample, "__wrapped__"))
-print(*(each for each in ("ray", "fastapi", "numba", "llvmlite") if each in sys.modules))
+print("ray" in sys.modules, any(each.startswith("lexshard.kernels") for each in sys.modules))
 """
 
 
@@ -78,7 +78,4 @@ def test_loading_it_changes_vllm_once_and_compiles_nothing() -> None:
         capture_output=True,
         text=True,
     ).stdout.splitlines()[-3:]
-    assert told[0] == "CertifiedLogitsProcessor True"
-    assert told[1] == "False True"
-    assert "numba" not in told[2]
-    assert "ray" not in told[2].split()
+    assert told == ["CertifiedLogitsProcessor True", "False True", "False False"]
