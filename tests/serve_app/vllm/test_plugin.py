@@ -72,7 +72,7 @@ def test_loading_it_changes_vllm_once_and_compiles_nothing() -> None:
     if not PYTHON.exists():
         pytest.skip(MISSING)
     told = subprocess.run(
-        [str(PYTHON), "-c", PROGRAM],
+        [str(PYTHON), "-P", "-c", PROGRAM],
         env={"VLLM_PLUGINS": "lexshard", "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
         check=True,
         capture_output=True,
