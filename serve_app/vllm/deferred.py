@@ -79,6 +79,10 @@ class DeferredLogits(torch.Tensor):
         else:
             apply(self._dense)
 
+    def is_read(self) -> bool:
+        """Whether there are logits already: then a model may have changed some of them in place."""
+        return self._dense is not None
+
     def dense(self) -> torch.Tensor:
         """The logits, the same tensor each time."""
         if self._dense is None:

@@ -49,6 +49,9 @@ class CertifiedSteps:
             for gone in self._followed.keys() - set(running):
                 self._forget(gone)
         answers: list[Answer | None] = [None] * len(asked)
+        if logits.is_read():
+            TALLY.refuse("logits that were read before they were sampled from", len(logits))
+            return answers
         places: list[tuple[int, _Followed]] = []
         rows: list[tuple[int, int, tuple[int, ...], Mask | None]] = []
         for place, request in enumerate(asked):

@@ -199,6 +199,15 @@ def test_every_operation_reads_the_logits_once(steps: CertifiedSteps, weight: to
     assert not is_deferring()
 
 
+def test_logits_that_a_model_has_changed_are_not_ignored(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    logits = deferred(steps, hidden_states(1), weight)
+    logits[:, 7] = 1e4
+    assert steps.decide(logits, [asked(parameters())], ["one"]) == [None]
+    assert int(logits.dense().argmax()) == 7
+
+
 def test_words_beyond_the_vocabulary_are_no_tokens() -> None:
     every = np.full(16, -1, np.int32)
     assert [int(each).bit_count() for each in mask_words(every, 70)] == [64, 6]
