@@ -50,7 +50,7 @@ observe: setup
 
 # An environment of its own with vLLM for CPUs and the plugin, for its tests and its bench.
 vllm:
-	PYTHON=$(PYTHON) bash loadtest/vllm_environment
+	PYTHON=$(PYTHON) bash .ci/vllm
 
 test: setup
 	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),bash .ci/test)

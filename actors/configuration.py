@@ -165,7 +165,7 @@ class EngineConfiguration:
     shard_seconds: int = field(
         default=10,
         metadata=setting(
-            "how long a shard may keep a step waiting before it is replaced (default 10)",
+            "how long a shard or rank may keep a step waiting before it is replaced (default 10)",
             group="cluster",
             metavar="N",
             least=1,
@@ -178,6 +178,16 @@ class EngineConfiguration:
             group="cluster",
             metavar="N",
             least=0,
+        ),
+    )
+    # None: the engine's process has all layers. 1 does, too, with the sums of several ranks.
+    tensor_parallel: int | None = field(
+        default=None,
+        metadata=setting(
+            "processes that share the model's layers: 2, 4 or 8 (1: the same sums in one)",
+            group="cluster",
+            metavar="N",
+            least=1,
         ),
     )
     max_running: int = field(
@@ -303,6 +313,7 @@ class EngineInformation:
     # What a GPU is and has left, and what runs there how; empty on a CPU.
     accelerator: str = ""
     processor: str = ""  # the instructions that kernels are compiled for
+    head_bytes: int = 0  # of all output weights: what a head reads that looks at every one
     decisions: str = "in the engine's thread"
     drafts: str = "none"
     # Kind of step (see `actors.head.ladder.StepKind`), rows in it, screen, milliseconds.

@@ -175,13 +175,16 @@ class TokenLogprobs:
     """Log-probabilities at one position, from the raw logits (before any processor).
 
     ``token_id`` and ``logprob`` are the chosen (or prompt) token's, ``rank`` its 1-based rank;
-    ``top`` holds the most likely ids in order with their logprobs.
+    ``top`` holds the most likely ids in order with their logprobs. ``logit`` and ``top_logits`` are
+    the canonical logits of the same, of tokens that were drawn.
     """
 
     token_id: int
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
+    logit: float = 0.0
+    top_logits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ as fields of ``ServeConfig``.
 from __future__ import annotations
 
 import types
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -261,6 +263,14 @@ class ServeConfig(EngineOptions):
     receipt_key: str | None = option(
         None, "private key (PEM, Ed25519) that signs receipts", group="http", metavar="FILE"
     )
+    playground: bool | None = option(
+        None, "a page to try the model on, at / (default: on loopback)", group="http"
+    )
+    playground_kills: bool | None = option(
+        None,
+        "buttons there that kill the engine and its helpers (default: on loopback)",
+        group="http",
+    )
     log_format: Literal["text", "json"] = option(
         "text", "text or json (one object a line)", group="logs", metavar="FORMAT"
     )
@@ -296,6 +306,24 @@ class ServeConfig(EngineOptions):
             if path is not None and (name, path) != ("draft", NGRAM) and name not in named
         }
         return self.model_copy(update=absolute)
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only programs of this machine reach the server."""
+        with suppress(ValueError):
+            return ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+    @property
+    def has_playground(self) -> bool:
+        """Whether there is a page at ``/``."""
+        return self.on_loopback if self.playground is None else self.playground
+
+    @property
+    def lets_page_kill(self) -> bool:
+        """Whether that page may kill processes of the engine."""
+        asked = self.playground_kills
+        return self.has_playground and (self.on_loopback if asked is None else asked)
 
     @property
     def has_replicas(self) -> bool:

@@ -44,6 +44,8 @@ from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
 from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
+from lexshard.serve_app.playground.page import page, page_file
+from lexshard.serve_app.playground.processes import about, kill
 from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
 from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
@@ -172,8 +174,12 @@ OPEN_GETS = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
-ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE)
+ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE, "/")
 PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
+# The page at / and what it alone asks, where the operator has not left it out.
+PAGE_FILES = {"/": page, "/playground/{name}": page_file}
+PAGE_ABOUT = "/playground/about"
+PAGE_KILL = "/playground/kill"
 PostHandler = Callable[[HttpCall, Any], Awaitable[ASGIApp]]
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
@@ -208,6 +214,13 @@ def _routes(state: ServerState) -> list[BaseRoute]:
         return Route(path, endpoint, methods=methods)
 
     edge = EdgeEndpoint(state, keys)
+    playground: list[BaseRoute] = []
+    if state.config.has_playground:
+        playground = [
+            post(PAGE_KILL, kill),
+            get(PAGE_ABOUT, about, guarded=True),
+            *(get(*each, guarded=False) for each in PAGE_FILES.items()),
+        ]
     return [
         *(post(*each) for each in POSTS.items()),
         *(post(*each) for each in PAIR_POSTS.items() if state.pairs is not None),
@@ -215,6 +228,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
         get(EDGE, edge.describe, guarded=True),
         WebSocketRoute(EDGE, edge.serve),
         *(get(*each, guarded=False) for each in OPEN_GETS.items()),
+        *playground,
     ]
 
 

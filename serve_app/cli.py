@@ -152,8 +152,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for words, command in COMMANDS.items():
         if tuple(arguments[: len(words)]) == words:
-            given = parser_of(words).parse_args(arguments[len(words) :])
-            return _run(command, given)
+            try:
+                given = parser_of(words).parse_args(arguments[len(words) :])
+                return _run(command, given)
+            except ModuleNotFoundError as error:
+                package = (error.name or "").partition(".")[0]
+                if package in ("", "lexshard"):
+                    raise
+                told = f"needs {package}, which `pip install 'lexshard[serve]'` brings"
+                print(f"lexshard {' '.join(words)}: {told}", file=sys.stderr)
+                return 2
     return _no_command(arguments)
 
 

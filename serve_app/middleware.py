@@ -107,7 +107,7 @@ class RequestMiddleware:
         if self._tracing is not None:
             self._tracing.end(record)
         first = record.seconds_to_first_token
-        level = logging.DEBUG if record.path in ("/health", "/metrics") else logging.INFO
+        level = logging.DEBUG if record.path in ("/health", "/metrics", "/status") else logging.INFO
         if not logger.isEnabledFor(level):
             return
         logger.log(

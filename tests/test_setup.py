@@ -34,6 +34,10 @@ def test_an_empty_environment_becomes_a_server_that_answers(tmp_path: Path) -> N
     install = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--python", python]
     constraints = ["--constraint", source / "constraints.txt"]
     subprocess.run([*install, *constraints, source], env=environment, check=True)
+    # The certified head and its draws are there already, with three packages.
+    core = [python, "-P", source / "tests" / "support" / "core_alone.py"]
+    subprocess.run(core, env=environment, cwd=tmp_path, check=True)
+    subprocess.run([*install, *constraints, f"{source}[serve]"], env=environment, check=True)
     shutil.rmtree(tmp_path / "uv")
     for name in ("actors", "cluster", "kernels", "loadtest", "serve_app"):
         shutil.rmtree(source / name)  # what was installed is whole

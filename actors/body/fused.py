@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.families import FAMILIES
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
@@ -23,7 +24,6 @@ from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 EMBEDDING = "model.embed_tokens.weight"
 
 # A weight by its name, None where there is none of that name.

@@ -47,7 +47,7 @@ __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 _NOT_PAGED = "{} does not work with paged attention and packed weights"
 # Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
 # correct implementations differ by a few roundings of 2**-8, in float16 of 2**-11.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 # Typical difference of a body that rounds what it multiplies to one of the same weights that does
 # not, relative to a typical value. It grows with the layers, and with what the model makes of small
@@ -100,7 +100,7 @@ def load(
     Raises a ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
     `UnsupportedModelError`, `BuildToolsError`, `InsufficientMemoryError` or `SelfTestError`.
     """
-    available = memory_bytes if memory_bytes is not None else _memory_of(_choose_device(device))
+    available = memory_bytes if memory_bytes is not None else memory_of(_choose_device(device))
     options = (dtype, body)
     provable = body != "general" and _choose_device(device).type == "cpu"
     proven = recall_proven(Path(path).expanduser(), *options) if provable else None
@@ -112,21 +112,21 @@ def load(
     check_stored_types(checkpoint.stored_dtypes)
     place = _choose_device(device)
     fused = _choose_fused(body, place, config)
-    weights_dtype = _weights_dtype(dtype, checkpoint.stored_dtypes, place)
+    weights_dtype = dtype_of_weights(dtype, checkpoint.stored_dtypes, place)
     needed = _needed_bytes(checkpoint.parameters, fused, weights_dtype, place)
     check_memory(needed, available)
-    model = _read_model(kind, checkpoint, weights_dtype, place)
+    model = read_model(kind, checkpoint, weights_dtype, place)
     head = read_head(model)
     with model_code(f"the forward pass of {kind.__name__} does not work on text alone"):
         expected = plain_forward(model)
-    exact = _TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
+    exact = TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
         check_head(head, hidden, logits, exact)
     arithmetic: Arithmetic = "bfloat16" if weights_dtype == torch.bfloat16 else "float32"
-    tolerance = _TOLERANCES[weights_dtype]
+    tolerance = TOLERANCES[weights_dtype]
     chosen: Body
     if fused:
-        chosen = _fused_body(model, arithmetic, expected, exact, tolerance)
+        chosen = checked_fused_body(model, arithmetic, expected, exact, tolerance)
     else:
         chosen = _general_body(model, arithmetic, expected, exact, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
@@ -206,9 +206,9 @@ def check_before_weights(
     check_stored_types(frozenset(parameters))
     place = _choose_device(device)
     fused = _choose_fused(body, place, config)
-    weights_dtype = _weights_dtype(dtype, frozenset(parameters), place)
+    weights_dtype = dtype_of_weights(dtype, frozenset(parameters), place)
     needed = _needed_bytes(sum(parameters.values()), fused, weights_dtype, place)
-    check_memory(needed, _memory_of(place))
+    check_memory(needed, memory_of(place))
 
 
 def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch.device) -> int:
@@ -240,7 +240,7 @@ def _choose_fused(wanted: str, place: torch.device, config: Any) -> bool:
     return possible
 
 
-def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> torch.dtype:
+def dtype_of_weights(wanted: str, stored: frozenset[str], place: torch.device) -> torch.dtype:
     if wanted != "auto":
         return torch.bfloat16 if wanted == "bfloat16" else torch.float32
     if place.type == "cpu":
@@ -252,13 +252,13 @@ def _weights_dtype(wanted: str, stored: frozenset[str], place: torch.device) -> 
     return torch.float16 if "F16" in stored else torch.float32
 
 
-def _memory_of(place: torch.device) -> int:
+def memory_of(place: torch.device) -> int:
     if place.type == "cuda":
         return int(torch.cuda.mem_get_info(place)[0])
     return physical_memory()
 
 
-def _read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: torch.device) -> Any:
+def read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: torch.device) -> Any:
     """The transformers model with eager attention: the reference of the self-test."""
     config = checkpoint.config
     if kind.config_class is config.sub_configs.get("text_config"):
@@ -373,7 +373,7 @@ def _graphed_body(
     return graphed
 
 
-def _fused_body(
+def checked_fused_body(
     model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
 ) -> Body:
     """The fused body, checked against the general one of the same weights, which rounds nothing;

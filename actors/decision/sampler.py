@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -204,7 +205,8 @@ def _with_logprobs(
         rows = list(wanted)
         raw = logits if len(rows) == len(logits) else logits[rows]
         found = token_logprobs(raw, tokens[rows], list(wanted.values()))
-        scores = dict(zip(rows, found, strict=True))
+        told = (_with_logits(own, each) for own, each in zip(raw, found, strict=True))
+        scores = dict(zip(rows, told, strict=True))
     return [
         RowDecision(token, scores.get(row)) if token >= 0 else None
         for row, token in enumerate(tokens.tolist())
@@ -221,6 +223,12 @@ def _label_logprobs(
     [found] = token_logprobs(np.ascontiguousarray(raw[None]), place, [min(count, len(ids))])
     top = tuple((int(ids[each]), logprob) for each, logprob in found.top)
     return TokenLogprobs(token_id, found.logprob, found.rank, top)
+
+
+def _with_logits(raw: npt.NDArray[np.float32], found: TokenLogprobs) -> TokenLogprobs:
+    """``found`` with the logits it was computed from, those of one row [V]."""
+    best = raw[[token_id for token_id, _ in found.top]].tolist() if found.top else []
+    return replace(found, logit=float(raw[found.token_id]), top_logits=tuple(best))
 
 
 def token_logprobs(

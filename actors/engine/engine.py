@@ -19,6 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.body.parallel.checks import check_ranks
+from lexshard.actors.body.parallel.loading import StartRanks, load_parallel
+from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.configuration import (
     NGRAM,
     EngineConfiguration,
@@ -68,9 +71,9 @@ MOST_INCOMING = 16  # drafts from outside that wait for their turn, of a sequenc
 class Engine:
     """Serves sequences step by step. Not thread-safe: one thread plans, finishes and submits.
 
-    ``start_sampler`` and ``shard_starter`` start samplers and shards outside of this process;
-    ``drafter`` stands in the place of the configuration's. ``tell`` hears what takes time at the
-    start.
+    ``start_sampler``, ``shard_starter`` and ``start_ranks`` start samplers, shards and ranks of the
+    body outside of this process; ``drafter`` stands in the place of the configuration's. ``tell``
+    hears what takes time at the start.
 
     Raises what ``actors.body.loading.load`` raises (``ModelRefusedError``) and ValueError for
     settings that cannot work together.
@@ -83,23 +86,17 @@ class Engine:
         drafter: Drafter | None = None,
         shard_starter: ShardStarter | None = None,
         tell: Callable[[str], None] = lambda phase: None,
+        start_ranks: StartRanks | None = None,
     ) -> None:
         self._tell = tell
         check_drafting(configuration)
         check_shards(configuration)
+        check_ranks(configuration)
         check_utilization(configuration.gpu_memory_utilization)
         self._timings = RememberedTimings(configuration)
         threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")
-        model = load(
-            configuration.model,
-            configuration.dtype,
-            body=configuration.body,
-            batch_invariant=configuration.batch_invariant,
-            compiled=not configuration.no_compile,
-            attention=configuration.attention,
-            device=configuration.device,
-        )
+        model = _loaded(configuration, start_ranks)
         self.configuration = configuration
         self.model = model
         self.max_model_len = _context_length(configuration, model)
@@ -155,6 +152,7 @@ class Engine:
             processor=instructions(),
             body=model.body.name,
             head=built.description,
+            head_bytes=model.head.weight.nbytes,
             batch_invariant=model.body.batch_invariant,
             threads=threads.most,
             max_model_len=self.max_model_len,
@@ -224,11 +222,13 @@ class Engine:
         return self.configuration.samplers > 0
 
     def close(self) -> None:
-        """End samplers and shards; the engine is of no use any more."""
+        """End samplers, shards and ranks; the engine is of no use any more."""
         self._grammars.close()
         self._constraints.close()
         self._plane.shut_down()
         self._head.shut_down()
+        if isinstance(self._body, ParallelBody):
+            self._body.close()
 
     def warm_up(self, *, guessing: bool = True) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new.
@@ -397,6 +397,8 @@ class Engine:
         """Who does what, and where. May be asked from another thread."""
         device = str(self.model.body.device)
         roles = [RunningRole("body", 0, here(), device, f"{self.information.body}, {device}")]
+        if isinstance(self._body, ParallelBody):
+            roles.extend(self._body.roles())
         if self._speculation is not None:
             roles.append(RunningRole("drafter", 0, here(), "cpu", self.information.drafts))
         return [*roles, *self._head.roles(), *self._plane.roles()]
@@ -419,6 +421,22 @@ class Engine:
     def step(self) -> list[SequenceEvent]:
         """Plan, forward, decide, commit; what clients are told (see `Steps.step`)."""
         return self.steps.step()
+
+
+def _loaded(configuration: EngineConfiguration, start_ranks: StartRanks | None) -> LoadedModel:
+    if configuration.tensor_parallel is not None:
+        return load_parallel(
+            configuration.model, configuration.dtype, configuration.tensor_parallel, start_ranks
+        )
+    return load(
+        configuration.model,
+        configuration.dtype,
+        body=configuration.body,
+        batch_invariant=configuration.batch_invariant,
+        compiled=not configuration.no_compile,
+        attention=configuration.attention,
+        device=configuration.device,
+    )
 
 
 def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> int:

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import msgspec
 
 from lexshard.actors.messages import FinishReason, SamplingParameters
+from lexshard.actors.receipts.stop_rule import StopRule
 
-VERSION = 1
+VERSION = 2
 # Counts what changes a logit's bits: another order of sums, another rounding.
 ARITHMETIC_VERSION = 1
 DIGEST_BYTES = 8
@@ -80,6 +81,7 @@ class Receipt:
     seed: int
     choice: int
     options: dict[str, Any]
+    stop: StopRule | None
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -106,7 +108,9 @@ class Receipt:
     def chain(self) -> DigestChain:
         """What makes the digests anew, from what the receipt says of itself."""
         options = options_of(self.parameters())  # 1 and 1.0 are the same: some clients write 1
-        return DigestChain(self.made_by, self.seed, self.choice, options, self.prompt_ids)
+        return DigestChain(
+            self.made_by, self.seed, self.choice, options, self.stop, self.prompt_ids
+        )
 
     def unsigned(self) -> dict[str, Any]:
         """As JSON has it, without its signature."""
@@ -132,6 +136,7 @@ class DigestChain:
         seed: int,
         choice: int,
         options: Mapping[str, Any],
+        stop: StopRule | None,
         prompt_ids: Sequence[int],
     ) -> None:
         head = {
@@ -140,6 +145,7 @@ class DigestChain:
             "seed": seed,
             "choice": choice,
             "options": options,
+            "stop": None if stop is None else asdict(stop),
             "prompt_ids": list(prompt_ids),
         }
         self._key = hashlib.blake2b(canonical(head), digest_size=32).digest()
@@ -219,6 +225,8 @@ def _check(receipt: Receipt) -> None:
         raise ReceiptError(
             f"it has {len(receipt.digests)} digests of {len(receipt.output_ids)} tokens and an end"
         )
+    if receipt.stop is not None and (wrong_rule := receipt.stop.wrong()):
+        raise ReceiptError(f"its stop strings are none: {wrong_rule}")
     asked = receipt.parameters()
     amounts = [amount for _, amount in asked.logit_bias]
     ranges = {
@@ -231,7 +239,8 @@ def _check(receipt: Receipt) -> None:
         "frequency_penalty": abs(asked.frequency_penalty) <= 2.0,
         "logit_bias": all(abs(amount) <= 100.0 for amount in amounts),
         "bad_words": all(asked.bad_words),
-        "max_tokens": max(1, len(receipt.output_ids)) <= asked.max_tokens < 2**31,
+        "max_tokens": len(receipt.output_ids) <= asked.max_tokens < 2**31
+        and bool(receipt.output_ids) == bool(asked.max_tokens),
         "min_tokens": 0 <= asked.min_tokens <= asked.max_tokens,
         "allowed_ids": asked.allowed_ids is None or asked.grammar is None,
     }
@@ -250,6 +259,7 @@ def check_fits(receipt: Receipt, vocabulary_size: int, context: int) -> None:
         *chain.from_iterable(asked.bad_words),
         *(asked.allowed_ids or ()),
         *asked.stop_token_ids,
+        *(() if receipt.stop is None else receipt.stop.shown_ids),
     }
     if not (min(ids) >= 0 and max(ids) < vocabulary_size and asked.top_k < vocabulary_size):
         raise ReceiptError(f"it has tokens beyond a vocabulary of {vocabulary_size}")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lexshard.actors.messages import Drafting, Drafts, Request, SequenceEvent
-from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt
+from lexshard.actors.receipts.document import DigestChain, Provenance, Receipt, ReceiptError
+from lexshard.actors.receipts.stop_rule import Spelling
 
 # Guesses of one step.
 AT_ONCE = 64
@@ -52,11 +53,20 @@ class ReplayVerdict:
 class Replay:
     """One receipt on its way through an engine that is ``here``.
 
-    `request` is submitted; then come the `Drafts` that `begin` and `take` return, until there is a
-    `verdict`. The request is cancelled then, if it has not ended.
+    ``spelling`` is the model's; a receipt without stop strings is replayed without it. `request` is
+    submitted; then come the `Drafts` that `begin` and `take` return, until there is a `verdict`.
+    The request is cancelled then, if it has not ended. So far ``equal`` of its tokens have come out
+    as they stand there.
     """
 
-    def __init__(self, receipt: Receipt, here: Provenance, name: str, priority: int = 0) -> None:
+    def __init__(
+        self,
+        receipt: Receipt,
+        here: Provenance,
+        spelling: Spelling | None,
+        name: str,
+        priority: int = 0,
+    ) -> None:
         self.receipt = receipt
         self.verdict: ReplayVerdict | None = None
         self.request = Request(
@@ -71,11 +81,20 @@ class Replay:
         )
         self._here = here
         self._chain: DigestChain = receipt.chain()
-        self._equal = 0
+        self._text = None
+        if receipt.stop is not None and spelling is not None:
+            least = self.request.parameters.min_tokens
+            self._text = spelling.detokenizer(receipt.stop, least)
+        self.equal = 0
         self._asked = 0
 
     def begin(self) -> Drafts | None:
-        """The first guesses; None where there is nothing to replay: there is a verdict."""
+        """The first guesses; None where there is nothing to replay: there is a verdict.
+
+        Raises ReceiptError where it takes a tokenizer, and there is none.
+        """
+        if self._text is None and self.receipt.stop is not None:
+            raise ReceiptError("it has stop strings, and this model has no tokenizer")
         if self._chain.header != self.receipt.header:
             self._settle("altered", "prompt, options, seed or hashes are not those it was made for")
             return None
@@ -90,9 +109,12 @@ class Replay:
             self._settle("not its own", event.error or "the engine gave up")
             return None
         output, digests = self.receipt.output_ids, self.receipt.digests
-        for token_id, logit in zip(event.token_ids, event.logits, strict=True):
-            place = self._equal
-            if place == len(output):  # a stop string ended it, of which the engine knows nothing
+        drawn = len(event.token_ids)
+        for number, (token_id, logit) in enumerate(
+            zip(event.token_ids, event.logits, strict=True), 1
+        ):
+            place = self.equal
+            if place == len(output):  # the engine knows nothing of stop strings, and goes on
                 break
             digest = self._chain.add(token_id, logit)
             if token_id != output[place]:
@@ -101,17 +123,29 @@ class Replay:
             if digest != digests[place]:
                 self._wrong_digest(place)
                 return None
-            self._equal += 1
-        if self._equal < len(output):
+            self.equal += 1
+            ends = number == drawn and event.finish_reason == "stop"
+            if self._stops(token_id, ends) and self.equal < len(output):
+                self._wrong_end(f"a stop string ends the reply after {self.equal} tokens")
+                return None
+        if self.equal < len(output):
             if event.finish_reason is None:
                 return self._next()
-            self._settle("altered", f"the reply ends after {self._equal} tokens")
+            self._wrong_end(f"the reply ends after {self.equal} tokens")
             return None
         self._finish(event)
         return None
 
+    def _stops(self, token_id: int, ends: bool) -> bool:
+        """Whether a stop string is complete with this token. The one with which the model
+        ``ends`` is no text unless that was asked for."""
+        text, rule = self._text, self.receipt.stop
+        if text is None or rule is None or (ends and not rule.include):
+            return False
+        return text.push(token_id)
+
     def _next(self) -> Drafts:
-        said, output = self._equal, self.receipt.output_ids
+        said, output = self.equal, self.receipt.output_ids
         self._asked += 1
         return Drafts(
             self.request.request_id,
@@ -135,21 +169,29 @@ class Replay:
         self._settle(self._cause(), told + self._why(), own, own)
 
     def _finish(self, event: SequenceEvent | None = None) -> None:
-        """Every token was right. The end is, if its digest is, and if the engine ended there, too,
-        unless a stop string did it."""
+        """Every token was right. The end is, if its digest is, and if it ends here, too."""
         receipt = self.receipt
-        reason, stop = receipt.finish_reason, receipt.stop_reason
-        if self._chain.end(reason, stop) != receipt.digests[-1]:
+        own = receipt.finish_reason, receipt.stop_reason
+        if self._chain.end(*own) != receipt.digests[-1]:
             self._settle("altered", "its end is not that which it was made for")
             return
-        by_text = isinstance(stop, str)
-        drawn = None if event is None else (event.finish_reason, event.stop_reason)
-        if drawn is not None and not by_text and drawn != (reason, stop):
-            self._settle("altered", f"the reply does not end here with {reason!r} and {stop!r}")
+        drawn: tuple[object, object] = ("length", None)  # of a reply that was to have no tokens
+        if self._text is not None and self._text.stop_string is not None:
+            drawn = "stop", self._text.stop_string
+        elif event is not None:
+            drawn = event.finish_reason, event.stop_reason
+        if drawn != own:
+            self._wrong_end("the reply does not end here with {!r} and {!r}".format(*own))
         elif self._cause() in ("other model", "other tokenizer"):
             self._settle(self._cause(), "every token is right" + self._why())
         else:
-            self.verdict = ReplayVerdict(len(receipt.output_ids), self._equal)
+            self.verdict = ReplayVerdict(len(receipt.output_ids), self.equal)
+
+    def _wrong_end(self, told: str) -> None:
+        if self.receipt.stop is not None and self._cause() == "other tokenizer":
+            self._settle("other tokenizer", told + self._why())
+        else:
+            self._settle("altered", told)
 
     def _cause(self) -> Reason:
         made, here = self.receipt.made_by, self._here
@@ -174,7 +216,7 @@ class Replay:
         self, reason: Reason, told: str, expected: int | None = None, found: int | None = None
     ) -> None:
         tokens = len(self.receipt.output_ids)
-        self.verdict = ReplayVerdict(tokens, self._equal, reason, told, expected, found)
+        self.verdict = ReplayVerdict(tokens, self.equal, reason, told, expected, found)
 
 
 def _words(arithmetic: object) -> str:

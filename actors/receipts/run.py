@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lexshard.actors.receipts.document import Provenance, Receipt
 from lexshard.actors.receipts.replay import Replay, ReplayVerdict
+from lexshard.actors.receipts.stop_rule import Spelling
 
 if TYPE_CHECKING:
     from lexshard.actors.engine.engine import Engine
@@ -16,15 +17,18 @@ TOGETHER = 4
 
 
 def replayed(
-    engine: Engine, receipts: Sequence[Receipt], here: Provenance
+    engine: Engine, receipts: Sequence[Receipt], here: Provenance, spelling: Spelling | None
 ) -> Iterator[tuple[int, ReplayVerdict]]:
-    """The verdicts as they come, by the index of their receipts, each of which fits the engine."""
+    """The verdicts as they come, by the index of their receipts, each of which fits the engine.
+
+    Raises ReceiptError for one with stop strings where no ``spelling`` is at hand.
+    """
     waiting = iter(enumerate(receipts))
     running: dict[str, tuple[int, Replay]] = {}
     while True:
         while len(running) < TOGETHER and (following := next(waiting, None)) is not None:
             index, receipt = following
-            replay = Replay(receipt, here, f"replay-{index}")
+            replay = Replay(receipt, here, spelling, f"replay-{index}")
             drafts = replay.begin()
             if drafts is not None:
                 at_once = engine.submit(replay.request)  # refused, or said by its grammar

@@ -7,9 +7,7 @@ turn out to be the beginning of a stop string.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-
-from lexshard.actors.text.token_bytes import TokenBytes
+from collections.abc import Mapping, Sequence
 
 
 class StopMatcher:
@@ -64,7 +62,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        token_bytes: TokenBytes,
+        token_bytes: Mapping[int, bytes],
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lexshard.actors.configuration import EngineConfiguration
@@ -119,9 +120,11 @@ class EngineProcess:
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         """An engine with all that its configuration says on this machine."""
         from lexshard.actors.engine.engine import Engine
+        from lexshard.cluster.ranks.processes import RankProcesses
         from lexshard.cluster.samplers.start import start_sampler
 
-        return Engine(configuration, start_sampler, tell=tell)
+        ranks = partial(RankProcesses, seconds=float(configuration.shard_seconds))
+        return Engine(configuration, start_sampler, tell=tell, start_ranks=ranks)
 
     def locate(self) -> EngineLocation | None:
         """Where to connect, as soon as there is an engine.

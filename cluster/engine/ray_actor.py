@@ -74,8 +74,8 @@ class EngineActor:
 
 
 class ClusteredEngine(EngineProcess):
-    """An engine whose shards and samplers are Ray actors where its configuration says so, in their
-    slots of ``reservation`` where there is one."""
+    """An engine whose ranks, shards and samplers are Ray actors where its configuration says so, in
+    their slots of ``reservation`` where there is one."""
 
     def __init__(self, configuration: EngineConfiguration, reservation: Reservation | None) -> None:
         super().__init__(configuration)
@@ -83,13 +83,15 @@ class ClusteredEngine(EngineProcess):
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         from lexshard.actors.engine.engine import Engine
+        from lexshard.cluster.ranks.actors import RayRanks
         from lexshard.cluster.samplers.start import SamplerStarter
         from lexshard.cluster.shards.gang import RayShards
 
         reservation = self._reservation
         shards = RayShards(configuration, reservation)
         samplers = SamplerStarter(reservation)
-        return Engine(configuration, samplers, shard_starter=shards, tell=tell)
+        ranks = RayRanks(float(configuration.shard_seconds), reservation)
+        return Engine(configuration, samplers, shard_starter=shards, tell=tell, start_ranks=ranks)
 
 
 class RayEngine:

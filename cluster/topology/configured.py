@@ -74,7 +74,10 @@ def processes_of(
     """
     on_gpu = resources.body_gpus > 0
     cpus, parts = [resources.body_cpus, resources.shard_cpus], Counter[str]()
-    parts.update(dict(body_memory(model, configuration, home.memory, on_gpu=on_gpu)))
+    ranks = configuration.tensor_parallel or 1
+    body = body_memory(model, configuration, home.memory, on_gpu=on_gpu)
+    body = tuple((name, -(-count // ranks)) for name, count in body)
+    parts.update(dict(body))
     if configuration.draft not in (None, NGRAM):
         draft = read_model_sizes(configuration.draft, configuration.dtype)
         blocks = kv_blocks(model, configuration, home.memory, on_gpu=on_gpu)
@@ -106,12 +109,16 @@ def processes_of(
         max(cpus) + (0.0 if actors else sum(role.cpus for role in samplers)),
         max(resources.body_gpus, gpus),
         tuple(parts.items()),
-        loading_bytes(model, configuration, on_gpu=on_gpu),
+        loading_bytes(model, configuration, on_gpu=on_gpu) // ranks,
     )
     largest = max(shards, key=lambda role: role.bytes)
     spares = range(configuration.shard_spares if len(shards) > 1 else 0)
     return Processes(
         engine,
+        tuple(
+            Role("rank", f"rank {number}", resources.body_cpus, 0.0, body)
+            for number in range(1, ranks)
+        ),
         tuple(shards[1:]),
         tuple(replace(largest, kind="spare", name=f"spare shard {number}") for number in spares),
         tuple(samplers) if actors else (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RoleKind = Literal["engine", "shard", "spare", "sampler"]
+RoleKind = Literal["engine", "rank", "shard", "spare", "sampler"]
 Parts = tuple[tuple[str, int], ...]  # name, bytes
 
 
@@ -29,9 +29,10 @@ class Role:
 @dataclass(frozen=True, slots=True)
 class Processes:
     """``engine`` is body, drafter, first shard and every sampler that is no actor; the others are
-    Ray actors of their own, ``shards`` from rank 1 on."""
+    Ray actors of their own: ``ranks`` of a parallel body and ``shards`` from number 1 on."""
 
     engine: Role
+    ranks: tuple[Role, ...]
     shards: tuple[Role, ...]
     spares: tuple[Role, ...]
     samplers: tuple[Role, ...]
@@ -39,4 +40,4 @@ class Processes:
     @property
     def all(self) -> tuple[Role, ...]:
         """In the order in which they are placed."""
-        return (self.engine, *self.shards, *self.spares, *self.samplers)
+        return (self.engine, *self.ranks, *self.shards, *self.spares, *self.samplers)

@@ -40,6 +40,7 @@ class Reservation:
 
     group: PlacementGroup
     engine: Slot
+    ranks: tuple[Slot, ...]
     shards: tuple[Slot, ...]
     spares: tuple[Slot, ...]
     samplers: tuple[Slot, ...]
@@ -128,6 +129,7 @@ def _reservation(
     return Reservation(
         group,
         next(slots),
+        tuple(islice(slots, len(processes.ranks))),
         tuple(islice(slots, len(processes.shards))),
         tuple(islice(slots, len(processes.spares))),
         tuple(slots),

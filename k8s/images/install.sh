@@ -21,7 +21,7 @@ fail() {
 [ $# -eq 3 ] || fail "usage: install.sh cpu|cuda CHECKOUT ENVIRONMENT"
 variant=$1 checkout=$2 environment=$3
 case $variant in
-cpu) extra='' ;;
+cpu) extra='[serve]' ;;
 cuda) extra='[gpu-cuda12]' ;;
 *) fail "'$variant' is neither cpu nor cuda" ;;
 esac

@@ -16,35 +16,23 @@ from numba import njit
 
 from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
 from lexshard.kernels.copies import copy_into
-from lexshard.kernels.exponential.single_precision import silu
 from lexshard.kernels.linear.cpu import multiply_panels
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
-from lexshard.kernels.ordered_sums import squares
+from lexshard.kernels.llama.parts import (
+    ROWS_TOGETHER,
+    gate_inner,
+    normalize,
+    own_lines,
+    rotate,
+    split_heads,
+)
 from lexshard.kernels.team.jobs import run, wait_for_all
 
 Array = npt.NDArray[Any]
 
-# Rows go through what only reads their own values so many at a time: what is between two products
-# stays in the second-level cache.
-ROWS_TOGETHER = 48
 # From so many rows for each thread on, threads share rows and not panels.
 ROWS_EACH = 16
-LINES = 128  # bytes that processors take from each other: a line, and its neighbour
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _mean_square(row: Array) -> np.float32:
-    return squares(row) / np.float32(row.shape[0])
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def normalize(x: Array, weight: Array, epsilon: float, out: Array) -> None:
-    """RMSNorm of every row: ``out = weight * x / sqrt(mean(x^2) + epsilon)``. ``x [T, d]``."""
-    for t in range(x.shape[0]):
-        factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
-        for j in range(x.shape[1]):
-            out[t, j] = weight[j] * (x[t, j] * factor)
 
 
 @njit(nogil=True, cache=True)
@@ -62,57 +50,6 @@ def _first_row(rank: int, size: int, row_sequence: Array, positions: Array) -> i
     if 0 < row < rows and positions[row] % 2 == 1 and row_sequence[row] == row_sequence[row - 1]:
         row += 1
     return row
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _heads(
-    packed: Array,
-    first: int,
-    bias: Array,
-    norm: Array,
-    epsilon: float,
-    low: int,
-    high: int,
-    out: Array,
-) -> None:
-    """Copy the columns from ``first`` on into the heads ``low`` to ``high - 1`` of ``out [T, heads,
-    D]``, adding bias, norming heads."""
-    dim = out.shape[2]
-    for t in range(out.shape[0]):
-        for head in range(low, high):
-            start = first + head * dim
-            for j in range(dim):
-                out[t, head, j] = packed[t, start + j]
-            if bias.shape[0] > 0:
-                for j in range(dim):
-                    out[t, head, j] += bias[start + j]
-            if norm.shape[0] > 0:
-                factor = np.float32(1.0) / np.sqrt(_mean_square(out[t, head]) + np.float32(epsilon))
-                for j in range(dim):
-                    out[t, head, j] = norm[j] * (out[t, head, j] * factor)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _rotate(x: Array, positions: Array, cosine: Array, sine: Array, low: int, high: int) -> None:
-    """Rotary embedding of the heads ``low`` to ``high - 1`` in place, halves of each head paired.
-    ``x [T, heads, D]``."""
-    half = x.shape[2] // 2
-    for t in range(x.shape[0]):
-        c, s = cosine[positions[t]], sine[positions[t]]
-        for head in range(low, high):
-            for j in range(half):
-                lower, upper = x[t, head, j], x[t, head, j + half]
-                x[t, head, j] = lower * c[j] - upper * s[j]
-                x[t, head, j + half] = upper * c[j] + lower * s[j]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _gate(gate_up: Array, gate_width: int, first: int, last: int, out: Array) -> None:
-    """``out = silu(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection starts
-    at column ``gate_width``."""
-    for t in range(out.shape[0]):
-        for j in range(first, last):
-            out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
 
 
 @njit(nogil=True, cache=True)
@@ -223,12 +160,12 @@ def _part(
             own, keys, values = query[start:stop], key[:count], value[:count]
             at, asked = positions[start:stop], (first_head * group, last_head * group)
             begin = heads * head_dim
-            _heads(packed, 0, bias, query_norm[layer], epsilon, asked[0], asked[1], own)
-            _heads(packed, begin, bias, key_norm[layer], epsilon, first_head, last_head, keys)
+            split_heads(packed, 0, bias, query_norm[layer], epsilon, asked[0], asked[1], own)
+            split_heads(packed, begin, bias, key_norm[layer], epsilon, first_head, last_head, keys)
             begin += kv_heads * head_dim
-            _heads(packed, begin, bias, no_norm, epsilon, first_head, last_head, values)
-            _rotate(own, at, cosine, sine, asked[0], asked[1])
-            _rotate(keys, at, cosine, sine, first_head, last_head)
+            split_heads(packed, begin, bias, no_norm, epsilon, first_head, last_head, values)
+            rotate(own, at, cosine, sine, asked[0], asked[1])
+            rotate(keys, at, cosine, sine, first_head, last_head)
             write_cache_rows(
                 keys,
                 values,
@@ -287,7 +224,7 @@ def _part(
                 x, gate_up[layer], gates, False, gate_panels + first_gate, gate_panels + last_gate
             )
             own_inner = inner[:count]
-            _gate(gates, gate_panels * PANEL, first_gate * PANEL, last_gate * PANEL, own_inner)
+            gate_inner(gates, gate_panels * PANEL, first_gate * PANEL, last_gate * PANEL, own_inner)
             wait_for_all(team, meeting)
             x = operand(own_inner, down, down.shape[2])
             multiply_panels(x, down[layer], own_hidden, True, first, last)
@@ -295,15 +232,6 @@ def _part(
     if not by_rows:
         low, high = _share(output_rows.shape[0], rank, size)
     normalize(hidden[low:high], final_norm, epsilon, out[low:high])
-
-
-@njit(nogil=True, cache=True)
-def _room(rows: int, columns: int) -> Array:
-    """An array [rows, columns] float32 that shares no line of memory, nor the one beside it, with
-    anything else: what two threads write there would go back and forth between their cores."""
-    memory = np.empty(rows * columns + 3 * LINES // 4, np.float32)
-    first = -(memory.ctypes.data % LINES) % LINES // 4
-    return memory[first : first + rows * columns].reshape(rows, columns)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -349,16 +277,16 @@ def forward(
     by_rows = rows >= ROWS_EACH * size
     together = min(rows, ROWS_TOGETHER) * (size if by_rows else 1)
     gate_width = gate_up.shape[1] * PANEL
-    packed = _room(together, qkv.shape[1] * PANEL)
-    query = _room(rows, heads * head_dim).reshape(rows, heads, head_dim)
-    attended = _room(rows, heads * head_dim).reshape(rows, heads, head_dim)
-    gates = _room(together, gate_width)
-    inner = _room(together, gate_width // 2)
-    states = _room(rows, width)
+    packed = own_lines(together, qkv.shape[1] * PANEL)
+    query = own_lines(rows, heads * head_dim).reshape(rows, heads, head_dim)
+    attended = own_lines(rows, heads * head_dim).reshape(rows, heads, head_dim)
+    gates = own_lines(together, gate_width)
+    inner = own_lines(together, gate_width // 2)
+    states = own_lines(rows, width)
     for row in range(rows):
         copy_into(states[row], hidden[row])
-    last_hidden = _room(wanted, width)
-    last_query = _room(wanted, heads * head_dim).reshape(wanted, heads, head_dim)
+    last_hidden = own_lines(wanted, width)
+    last_query = own_lines(wanted, heads * head_dim).reshape(wanted, heads, head_dim)
     run(
         team,
         size,

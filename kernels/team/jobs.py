@@ -7,16 +7,15 @@ of Python is between them. What a job must share it gets as arrays.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lexshard.kernels.team.atomics import add, address_of, load, pause, store
+from lexshard.kernels.team.clock import let_others, now
 
 # Where each word is. Two lines apart: processors fetch lines by twos, and a word that one thread
 # writes must not take another's away.
@@ -50,9 +49,6 @@ _sleep = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, ty
 _wake_all = types.ExternalFunction("pthread_cond_broadcast", types.int32(types.int64))
 _make_mutex = types.ExternalFunction("pthread_mutex_init", types.int32(types.int64, types.int64))
 _make_condition = types.ExternalFunction("pthread_cond_init", types.int32(types.int64, types.int64))
-_let_others = types.ExternalFunction("sched_yield", types.int32())
-_read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int64, types.int64))
-_CLOCK = time.CLOCK_MONOTONIC
 
 _WORD = ir.IntType(64)
 _JOB = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD])  # arguments, rank, size: whether it failed
@@ -80,23 +76,15 @@ def wait_for_all(team, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _now():  # type: ignore[no-untyped-def]
-    """Nanoseconds."""
-    reading = np.zeros(2, np.int64)
-    _read_clock(_CLOCK, address_of(reading, 0))
-    return reading[0] * 1_000_000_000 + reading[1]
-
-
-@njit(nogil=True, cache=True)
 def _wait_while(team, place, value, may_fail):  # type: ignore[no-untyped-def]
     for _ in range(_LOOKS):
         if load(team, place) != value:
             return
         pause()
-    began = _now()
+    began = now()
     while load(team, place) == value and not (may_fail and load(team, FAILED) > 0):
-        _let_others()
-    add(team, LOST, _now() - began)
+        let_others()
+    add(team, LOST, now() - began)
 
 
 @njit(nogil=True, cache=True)
@@ -131,7 +119,7 @@ def _next_word(team, last):  # type: ignore[no-untyped-def]
         if looks < _LOOKS:
             pause()
         else:
-            _let_others()
+            let_others()
     _lock(address_of(team, MUTEX))
     add(team, ASLEEP, 1)
     while load(team, POSTED) == last:
@@ -177,14 +165,14 @@ def _run_parts(team, size, function, arguments):  # type: ignore[no-untyped-def]
         store(team, LEFT, size - 1)
         store(team, FAILED, 0)
         store(team, ARRIVED, 0)
-        began = _now()
+        began = now()
         _post(team, (load(team, POSTED) // MOST_MEMBERS + 1) * MOST_MEMBERS + size)
         add(team, FAILED, _call(function, arguments, 0, size))
         left = load(team, LEFT)
         while left > 0:
             _wait_while(team, LEFT, left, False)
             left = load(team, LEFT)
-        add(team, SHARED, (_now() - began) * (size - 1))
+        add(team, SHARED, (now() - began) * (size - 1))
         failed = load(team, FAILED)
     if size > 1:
         add(team, BUSY, -1)

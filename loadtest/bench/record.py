@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ class Report:
         return {
             "machine": self.machine,
             "versions": self.versions,
+            "date": date.today().isoformat(),
             "command": self.command,
             "seed": self.seed,
             "results": [each.as_json() for each in self.results],

@@ -1,4 +1,4 @@
-"""``lexshard report FILE... --out PAGE``: a page with plots from what ``--json`` wrote."""
+"""``lexshard report``: a page with plots of what ``--json`` wrote, or the overview of all of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ _PARTS = ("machine", "versions", "command", "results", "ratios")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--out", type=Path, required=True, metavar="PAGE", help="an HTML file")
+    add = parser.add_argument
+    told = "what --json wrote; without any, the overview of all that --results holds"
+    add("files", type=Path, nargs="*", metavar="FILE", help=told)
+    add("--results", type=Path, default=Path("docs/results"), metavar="DIR", help="of the overview")
+    add(
+        "--out",
+        type=Path,
+        default=Path("docs/reports/index.html"),
+        metavar="PAGE",
+        help="an HTML file, default docs/reports/index.html",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,10 +32,16 @@ def run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("matplotlib") is None:
         print("lexshard report: needs matplotlib: pip install 'lexshard[load]'", file=sys.stderr)
         return 2
+    from lexshard.loadtest.report.overview import write_overview
     from lexshard.loadtest.report.page import write_page
 
     try:
-        write_page([read_report(path) for path in arguments.files], arguments.out)
+        if arguments.files:
+            write_page([read_report(path) for path in arguments.files], arguments.out)
+        elif not arguments.results.is_dir():
+            raise ValueError(f"{arguments.results} is no folder: name files, or --results DIR")
+        elif missing := write_overview(arguments.results, arguments.out):
+            print(f"missing: {', '.join(missing)}")
     except (OSError, ValueError) as error:
         print(f"lexshard report: {error}", file=sys.stderr)
         return 1

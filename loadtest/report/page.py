@@ -25,6 +25,7 @@ code { background: #f4f4f4; padding: .1rem .3rem; overflow-wrap: anywhere; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
 .plots svg { max-width: 100%; height: auto; }
 .warnings { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .6rem 1rem; }
+nav ul { columns: 3 14rem; padding-left: 1.2rem; }
 .small { color: #666; font-size: .88rem; }
 """
 
@@ -37,12 +38,29 @@ def write_page(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """The page's HTML."""
-    sections = "".join(part for report in reports for part in _section(report))
+    sections = (part for report in reports for part in _section(report))
+    return document("lexshard report", "".join(sections))
+
+
+def document(title: str, content: str) -> str:
+    """A whole page."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>lexshard report</title>'
-        f"<style>{_CSS}</style></head><body><h1>lexshard report</h1>{sections}</body></html>\n"
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+        f"<style>{_CSS}</style></head><body><h1>{escape(title)}</h1>{content}</body></html>\n"
     )
+
+
+def origin(report: Mapping[str, Any]) -> str:
+    """How, where and when a report was made."""
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    told = (
+        f"{machine.get('processor', '')}, {machine.get('cores', '?')} cores, "
+        f"{machine.get('system', '')}. {versions}. Seed {report.get('seed', '?')}. "
+        f"{report.get('date', 'Its date was not written down')}."
+    )
+    return f'<p class="small"><code>{escape(report["command"])}</code><br>{escape(told)}</p>'
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
@@ -60,14 +78,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], text_columns: i
 
 
 def _section(report: Mapping[str, Any]) -> Iterator[str]:
-    machine = report["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    yield f"<h2><code>{escape(report['command'])}</code></h2>"
-    yield (
-        f'<p class="small">{escape(str(machine.get("processor", "")))}, '
-        f"{machine.get('cores', '?')} cores, {escape(str(machine.get('system', '')))}. "
-        f"{escape(versions)}. Seed {report.get('seed', '?')}.</p>"
-    )
+    yield f"<h2>{escape(' '.join(report['command'].split()[:3]))}</h2>"
+    yield origin(report)
     if warnings := report.get("warnings"):
         items = "".join(f"<li>{escape(each)}</li>" for each in warnings)
         yield f'<div class="warnings"><b>To be known first</b><ul>{items}</ul></div>'

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from lexshard.loadtest.bench.record import format_number, percentile
 
@@ -36,8 +37,16 @@ _STYLE: dict[Any, Any] = {
 }
 _SIZE = (5.6, 3.4)  # inches
 _WIDE_SCALE = 30.0  # from this ratio of p99.9 to median on, a logarithmic axis
+NEARLY_ALL = 50.0  # percent
+
+
+class NothingMeasuredError(LookupError):
+    """A plot without a value: what it shows was not measured."""
+
 
 Samples = Mapping[str, Sequence[float]]  # by endpoint
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+Points = Mapping[str, Sequence[tuple[float, float]]]  # x and y, by name
 Lines = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # x and y
 
 
@@ -75,6 +84,50 @@ def over_time(name: str, unit: str, lines: Lines, faint: Lines | None = None) ->
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     return _svg(figure, axes, name)
+
+
+def curves(name: str, across: str, up: str, lines: Points, *, powers: bool = False) -> str:
+    """What depends on something that was chosen: a point for each choice; with ``powers`` both axes
+    are logarithmic, and the choices stand below. Shares of nearly all do not begin at 0.
+
+    Raises NothingMeasuredError without points.
+    """
+    if not any(lines.values()):
+        raise NothingMeasuredError(name)
+    figure, axes = _figure(name, across, up)
+    for index, (who, points) in enumerate(lines.items()):
+        x, y = zip(*sorted(points), strict=True)
+        axes.plot(x, y, marker=MARKERS[index % len(MARKERS)], label=who, **_line(index))
+    if powers:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        choices = sorted({x for points in lines.values() for x, _ in points})
+        axes.set_xticks(choices, [f"{each:g}" for each in choices])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+        _plain_numbers(axes, "y")
+    elif min(y for points in lines.values() for _, y in points) < NEARLY_ALL:
+        axes.set_ylim(bottom=0)
+    return _svg(figure, axes, name)
+
+
+def bars(name: str, unit: str, found: Sequence[tuple[str, float]]) -> str:
+    """One bar for each value, told in numbers, too. Raises NothingMeasuredError without any."""
+    if not found:
+        raise NothingMeasuredError(name)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(_SIZE[0], 0.9 + 0.3 * len(found)), layout="constrained")
+        axes = figure.add_subplot()
+        values = [value for _, value in found]
+        drawn = axes.barh(range(len(found)), values, color=COLOURS[0], height=0.7)
+        axes.set_yticks(range(len(found)), [label for label, _ in found])
+        axes.bar_label(drawn, [format_number(value) for value in values], padding=3)
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.margins(x=0.15)
+        axes.set_xlabel(unit)
+        axes.set_title(name)
+        axes.grid(visible=False, axis="y")
+    return _svg(figure, None, name)
 
 
 def ratios(name: str, found: Sequence[tuple[str, float]]) -> str:

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, get_args
 
 from lexshard.cluster.config import GROUPS, OPTIONS, Option
 from lexshard.cluster.config_sources import BY_KEY, ConfigError, ConfigSources, config_sources
@@ -83,6 +83,8 @@ def _add_flag(group: Any, option: Option) -> None:
 def _kind_of_flag(option: Option) -> dict[str, Any]:
     if option.kind is bool:
         return {"action": "store_true"}
+    if bool in get_args(option.kind):  # None is what is automatic
+        return {"action": argparse.BooleanOptionalAction}
     placeholder = {int: "N", float: "X", None: "WORD"}[option.number]
     kind: dict[str, Any] = {"metavar": option.metavar or placeholder}
     if option.repeatable:

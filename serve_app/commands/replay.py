@@ -21,6 +21,7 @@ from lexshard.actors.receipts.document import (
 )
 from lexshard.actors.receipts.replay import ReplayVerdict
 from lexshard.actors.receipts.signature import signed_by
+from lexshard.actors.receipts.stop_rule import Spelling
 
 REFUSALS = (ReceiptError, ModelRefusedError, OSError)
 EQUAL, DIFFERENT = 0, 1  # exit statuses; 2 is of what cannot be tried
@@ -109,9 +110,23 @@ def _replayed(
             except ReceiptError as error:
                 raise ReceiptError(f"{each.place}: {error}") from error
         here = made_by(model_hashes(folder), told.dtype, told.body, told.processor)
-        yield from replayed(engine, [each.receipt for each in found], here)
+        receipts = [each.receipt for each in found]
+        yield from replayed(engine, receipts, here, _spelling(folder, receipts))
     finally:
         engine.close()
+
+
+def _spelling(folder: Path, receipts: list[Receipt]) -> Spelling | None:
+    """That of the model's tokens, where stop strings ask for it."""
+    if all(each.stop is None for each in receipts):
+        return None
+    from lexshard.serve_app.openai.tokenization import ModelTokenizer  # loads transformers
+
+    try:
+        tokenizer = ModelTokenizer.load(folder)
+    except (OSError, ValueError) as error:
+        raise ReceiptError(f"stop strings take the model's tokenizer: {error}") from error
+    return Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)
 
 
 def _found(path: Path) -> Iterator[FoundReceipt]:

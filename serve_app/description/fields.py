@@ -73,9 +73,13 @@ MEANINGS: dict[str, str] = {
     "prompt_logprobs": "the same for the prompt's tokens; not streamed",
     "return_tokens_as_token_ids": "tokens as `token_id:5` in log-probabilities",
     "return_token_ids": "the ids of prompt and answer",
+    "return_token_bytes": "of each token of the answer, its bytes; with `draft` of rejected "
+    "guesses, too",
     "return_token_strs": "the tokens as the vocabulary spells them",
     "return_seed": "the seed that was used",
     "skip_special_tokens": "leave them out of the text (so unless false)",
+    "candidates": "of each token, so many of the likeliest with their exact logits; without "
+    "`logprobs`",
     "certificate": "of each token, why it is the right one and what finding it cost",
     "draft": "of each token, whether it was guessed",
     "receipt": "what the reply can be made again from: see docs/receipts.md",

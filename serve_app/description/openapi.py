@@ -152,6 +152,7 @@ OPERATIONS = (
         "Makes replies again from their receipts: are they what these say?",
         replies.VerdictsReply,
         (VerifyRequest,),
+        replies.ReplayEvent,
     ),
     *(
         Operation(

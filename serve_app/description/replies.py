@@ -64,6 +64,18 @@ class RankedToken(Reply):
     decoded_token: str
 
 
+class Candidate(Reply):
+    token_id: int
+    bytes: list[int]
+    logit: float
+    logprob: float
+
+
+class DrawnToken(Candidate):
+    rank: int
+    top: list[Candidate]
+
+
 Ended = Literal["stop", "length"]
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
@@ -71,6 +83,9 @@ PromptLogprobs = list[dict[str, RankedToken] | None]
 class ChoiceReply(Reply):
     index: int
     token_ids: list[int] = []
+    token_bytes: list[list[int]] = []
+    rejected_bytes: list[list[int] | None] = []
+    candidates: list[DrawnToken] = []
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []
     receipt: dict[str, Any] = {}
@@ -286,6 +301,21 @@ class VerdictReply(Reply):
 class VerdictsReply(Reply):
     object: Literal["list"]
     data: list[VerdictReply]
+
+
+class ReplayEvent(Reply):
+    """How far a reply has come, or its verdict, which has all that `VerdictReply` has."""
+
+    index: int
+    object: Literal["receipt.progress", "receipt.verdict"]
+    equal_tokens: int
+    equal: bool = False
+    tokens: int = 0
+    reason: str | None = None
+    explanation: str = ""
+    expected_token_id: int | None = None
+    found_token_id: int | None = None
+    signed_by: str | None = None
 
 
 class RankedText(Reply):

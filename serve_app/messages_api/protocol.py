@@ -8,12 +8,11 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import ConfigDict, Field
 
+from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
     HELLO,
     MAX_MESSAGES,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
     AtLeastOne,
     NotImplementedField,
     RequestName,

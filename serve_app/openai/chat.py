@@ -139,6 +139,12 @@ class ChatWriter(ResponseWriter):
             choice["certificates"] = []
         if self.options.draft:
             choice["drafts"] = []
+        if self.options.return_token_bytes:
+            choice["token_bytes"] = []
+            if self.options.draft:
+                choice["rejected_bytes"] = []
+        if self.options.candidates:
+            choice["candidates"] = []
         opening: dict[str, Any] = {"choices": [choice]}
         if self.options.return_token_ids:
             opening["prompt_token_ids"] = delta.choice.request.prompt_ids

@@ -36,6 +36,8 @@ class OutputOptions:
     discard_output: bool = False
     tokens_as_ids: bool = False
     return_token_ids: bool = False
+    return_token_bytes: bool = False
+    candidates: bool = False
     prompt_logprobs: bool = False
     certificate: bool = False
     draft: bool = False
@@ -43,7 +45,9 @@ class OutputOptions:
     @property
     def tells_tokens(self) -> bool:
         """Whether the reply speaks of single tokens, also of those whose text is held back."""
-        return self.logprobs is not None or self.return_token_ids or self.certificate or self.draft
+        ids = self.return_token_ids or self.return_token_bytes
+        evidence = self.certificate or self.draft or self.candidates
+        return self.logprobs is not None or ids or evidence
 
     @property
     def tells_much(self) -> bool:

@@ -13,6 +13,7 @@ _INVALID = "invalid_request_error"
 TYPES_AND_CODES = {
     400: (_INVALID, None),
     401: (_INVALID, "invalid_api_key"),
+    403: (_INVALID, "permission_denied"),
     404: (_INVALID, "unknown_url"),
     405: (_INVALID, "method_not_supported"),
     408: ("timeout_error", "request_timeout"),

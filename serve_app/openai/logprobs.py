@@ -28,6 +28,32 @@ class LogprobsFormatter:
             return f"token_id:{token_id}"
         return token_text(self._token_bytes[token_id])
 
+    def bytes_of(self, token_id: int) -> list[int]:
+        return list(self._token_bytes[token_id])
+
+    def candidates(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any]]:
+        """Of each token what else might have been said there, by exact logits."""
+        return [
+            self._candidate(entry.token_id, entry.logit, entry.logprob)
+            | {"rank": entry.rank}
+            | {
+                "top": [
+                    self._candidate(token_id, logit, logprob)
+                    for (token_id, logprob), logit in zip(entry.top, entry.top_logits, strict=True)
+                ]
+            }
+            for entry in entries
+            if entry is not None
+        ]
+
+    def _candidate(self, token_id: int, logit: float, logprob: float) -> dict[str, Any]:
+        return {
+            "token_id": token_id,
+            "bytes": self.bytes_of(token_id),
+            "logit": clamp(logit),
+            "logprob": clamp(logprob),
+        }
+
     def completion(
         self, entries: Sequence[TokenLogprobs | None], offsets: Sequence[int], first_id: int
     ) -> dict[str, Any]:
@@ -79,7 +105,7 @@ class LogprobsFormatter:
         return {
             "token": self.token(token_id),
             "logprob": clamp(logprob),
-            "bytes": list(self._token_bytes[token_id]),
+            "bytes": self.bytes_of(token_id),
         }
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.actors.receipts.document import Provenance
+from lexshard.actors.receipts.stop_rule import StopRule
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.http_call import HttpCall
@@ -168,7 +169,7 @@ class Preparation:
         state, fields, record = self._state, self._fields, self._record
         parameters = sampling_parameters(
             fields,
-            self._wanted.logprobs,
+            self._output_logprobs(),
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
@@ -178,8 +179,14 @@ class Preparation:
         tokens = state.tokenizer.token_bytes
         visible = state.tokenizer.visible_token_bytes if options.skip_special_tokens else tokens
         plan = self._wanted.plan if self._wanted.plan and self._wanted.plan.reads else None
+        shown_ids: tuple[int, ...] = ()
         if plan is not None and options.skip_special_tokens:
             visible = state.tokenizer.marked_token_bytes
+            shown_ids = tuple(sorted(state.tokenizer.reply_format.token_ids.values()))
+        stop_rule = None
+        if options.stop:
+            shown = not options.skip_special_tokens
+            stop_rule = StopRule(options.stop, options.include_stop, shown, shown_ids)
         engine_id = uuid.uuid4().hex  # clients may use a request id twice
         asked = fields.priority
         priority = max(0, record.lowest_priority) if asked is None else asked
@@ -207,7 +214,9 @@ class Preparation:
                 parser = None if plan is None else plan.parser()
                 receipt = None
                 if made_by is not None:
-                    receipt = state.receipts.receipt_of(engine_request, made_by)
+                    receipt = state.receipts.receipt_of(
+                        engine_request, made_by, stop_rule, options.discard_output
+                    )
                 own_text = len(choices), engine_request, echo_text, options, visible
                 choices.append(Choice(*own_text, parser, receipt))
         kind = self._wanted.writer
@@ -241,10 +250,24 @@ class Preparation:
             discard_output=wanted.max_tokens == 0,
             tokens_as_ids=bool(fields.return_tokens_as_token_ids),
             return_token_ids=bool(fields.return_token_ids),
+            return_token_bytes=bool(fields.return_token_bytes),
+            candidates=fields.candidates is not None,
             prompt_logprobs=fields.prompt_logprobs is not None,
             certificate=bool(fields.certificate),
             draft=bool(fields.draft),
         )
+
+    def _output_logprobs(self) -> int | None:
+        """Of how many of the likeliest the engine tells, for each token of the output.
+
+        Raises:
+            ApiError: 400 for a request that wants them in two ways.
+        """
+        candidates, logprobs = self._fields.candidates, self._wanted.logprobs
+        if candidates is not None and logprobs is not None:
+            told = "'candidates' tell log-probabilities, too: leave 'logprobs' out"
+            raise bad_request(told, "candidates")
+        return logprobs if candidates is None else candidates
 
     def _fitted(self, prompt: Prompt, parameters: SamplingParameters) -> tuple[Prompt, int]:
         """The prompt, truncated where the client wants it so, and how many tokens may follow it.

@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
+from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from lexshard.cluster.nearest import did_you_mean
 from lexshard.serve_app.openai.errors import (
     bad_request,
@@ -39,8 +40,6 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 16_384
 MAX_TEMPLATE_KWARGS_BYTES = 65_536
-MAX_STOP_STRINGS = 4
-MAX_STOP_LENGTH = 1024
 MAX_LIST_ENTRIES = 1024
 MAX_LOGPROBS = 20
 # Of all prompts of a request, for each of their choices: what takes an API process half a second to
@@ -226,7 +225,9 @@ class GenerationFields(ConstraintFields, IgnoredFields):
     ) = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
+    return_token_bytes: bool | None = None
     return_seed: bool | None = None
+    candidates: Annotated[int, Field(ge=1, le=MAX_LOGPROBS)] | None = None
     certificate: bool | None = None
     draft: bool | None = None
     receipt: bool | None = None

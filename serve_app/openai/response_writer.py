@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
+from lexshard.actors.messages import TokenOrigin
 from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions, joined
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
@@ -168,6 +169,12 @@ class ResponseWriter(ReplyWriter):
         told: dict[str, Any] = {}
         if self.options.return_token_ids:
             told["token_ids"] = delta.token_ids
+        if self.options.return_token_bytes:
+            told["token_bytes"] = list(map(self.formatter.bytes_of, delta.token_ids))
+            if self.options.draft:
+                told["rejected_bytes"] = list(map(self._rejected_bytes, delta.origins))
+        if self.options.candidates:
+            told["candidates"] = self.formatter.candidates(delta.logprobs)
         if self.options.certificate:
             told["certificates"] = delta.certificates
         if self.options.draft:
@@ -176,6 +183,9 @@ class ResponseWriter(ReplyWriter):
         if receipt is not None:
             told["receipt"] = receipt
         return told
+
+    def _rejected_bytes(self, origin: TokenOrigin) -> list[int] | None:
+        return None if origin.rejected is None else self.formatter.bytes_of(origin.rejected)
 
     def prompt_scores(self, choice: Choice) -> orjson.Fragment:
         """The log-probabilities of the prompt, which are the same for all choices of it."""

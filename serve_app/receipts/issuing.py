@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lexshard.actors.receipts.document import (
     options_of,
 )
 from lexshard.actors.receipts.signature import Signer
+from lexshard.actors.receipts.stop_rule import StopRule
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 
@@ -53,9 +55,11 @@ class ReceiptIssuer:
             self._made_by = made_by(await _hashes(config.model), *told)
         return self._made_by
 
-    def receipt_of(self, request: Request, made_by: Provenance) -> OpenReceipt:
-        """That of a reply which begins."""
-        return OpenReceipt(request, made_by, self._signer)
+    def receipt_of(
+        self, request: Request, made_by: Provenance, stop: StopRule | None, empty: bool
+    ) -> OpenReceipt:
+        """That of a reply which begins, and has no tokens where it is asked to be ``empty``."""
+        return OpenReceipt(request, made_by, stop, empty, self._signer)
 
 
 async def _hashes(model: str) -> tuple[str, str]:
@@ -80,14 +84,22 @@ async def _hashes(model: str) -> tuple[str, str]:
 class OpenReceipt:
     """The receipt of one reply, while it is made."""
 
-    def __init__(self, request: Request, made_by: Provenance, signer: Signer | None) -> None:
-        parameters = request.parameters
+    def __init__(
+        self,
+        request: Request,
+        made_by: Provenance,
+        stop: StopRule | None,
+        empty: bool,
+        signer: Signer | None,
+    ) -> None:
+        parameters = replace(request.parameters, max_tokens=0) if empty else request.parameters
         self._request = request
         self._made_by = made_by
         self._signer = signer
         self._options = options_of(parameters)
+        self._stop = stop
         self._chain = DigestChain(
-            made_by, parameters.seed, request.choice, self._options, request.prompt_ids
+            made_by, parameters.seed, request.choice, self._options, stop, request.prompt_ids
         )
         self._output: list[int] = []
 
@@ -107,6 +119,7 @@ class OpenReceipt:
             seed=self._request.parameters.seed,
             choice=self._request.choice,
             options=self._options,
+            stop=self._stop,
             prompt_ids=self._request.prompt_ids,
             output_ids=tuple(self._output),
             finish_reason=finish_reason,

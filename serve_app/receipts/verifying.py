@@ -1,24 +1,29 @@
 """``POST /v1/receipts/verify``: replies are made again from their receipts, beside all other work.
 
-They are asked for with the lowest priority, each as one sequence.
+They are asked for with the lowest priority, each as one sequence. With ``"stream": true`` events
+tell how far each has come.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lexshard.actors.receipts.document import ReceiptError, check_fits, read_receipt
 from lexshard.actors.receipts.replay import Replay, ReplayVerdict
 from lexshard.actors.receipts.signature import signed_by
+from lexshard.actors.receipts.stop_rule import Spelling
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.http_call import HttpCall
-from lexshard.serve_app.openai.errors import bad_request, internal_error, json_response
+from lexshard.serve_app.openai.errors import ApiError, bad_request, internal_error, json_response
 from lexshard.serve_app.openai.protocol import StrictModel, parse, shown_as
+from lexshard.serve_app.openai.response_writer import DONE, server_sent_event
+from lexshard.serve_app.openai.streaming import EVENT_STREAM_HEADERS, START
 from lexshard.serve_app.openai.workers import run_unless_disconnected
 
 VERIFY = "/v1/receipts/verify"
@@ -32,6 +37,7 @@ class VerifyRequest(StrictModel):
     model_config = ConfigDict(json_schema_extra=shown_as({"receipts": []}))
 
     receipts: Annotated[list[dict[str, Any]], Field(max_length=MOST_RECEIPTS, fail_fast=True)]
+    stream: bool | None = None
 
 
 async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
@@ -46,6 +52,8 @@ async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
     if not asked.receipts:
         return json_response({"object": "list", "data": []})
     here = await call.state.receipts.provenance(information)
+    tokenizer = call.state.tokenizer
+    spelling = Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)
     context = min(information.max_model_len, information.kv_tokens)
     replays: list[Replay] = []
     keys: list[str | None] = []
@@ -56,14 +64,15 @@ async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
             keys.append(signed_by(receipt))
         except ReceiptError as error:
             raise bad_request(f"'receipts.{number}': {error}", "receipts") from error
-        replays.append(Replay(receipt, here, uuid.uuid4().hex, LOWEST_PRIORITY))
+        replays.append(Replay(receipt, here, spelling, uuid.uuid4().hex, LOWEST_PRIORITY))
     await _check_grammars(call, replays)
     tokens = sum(len(each.request.prompt_ids) for each in replays)
     ticket = call.state.admission.admit(call.record.client, len(replays), tokens)
+    verification = Verification(call, replays, keys, ticket)
+    if asked.stream:
+        return VerdictStream(verification)
     with ticket.released_on_error():
-        content = await run_unless_disconnected(
-            call.request.receive, _verified(call, replays, keys, ticket)
-        )
+        content = await run_unless_disconnected(call.request.receive, verification.whole())
     ticket.release()
     return content
 
@@ -83,37 +92,94 @@ async def _check_grammars(call: HttpCall, replays: list[Replay]) -> None:
                 raise bad_request(f"'{field}': its grammar is none: {compiled.error}", "receipts")
 
 
-async def _verified(
-    call: HttpCall, replays: list[Replay], keys: list[str | None], ticket: Ticket
-) -> Response:
-    client = call.state.client
-    by_name = {each.request.request_id: each for each in replays}
-    first = {name: each.begin() for name, each in by_name.items()}
-    running = {name for name, drafts in first.items() if drafts is not None}
-    if running:
-        stream = client.submit([by_name[name].request for name in running])
+class Verification:
+    """Replies on their way through the engine once more. ``keys`` signed them, None where nobody
+    did."""
+
+    def __init__(
+        self, call: HttpCall, replays: list[Replay], keys: list[str | None], ticket: Ticket
+    ) -> None:
+        self.call = call
+        self.ticket = ticket
+        self._replays = replays
+        self._keys = keys
+
+    async def progress(self) -> AsyncIterator[set[int]]:
+        """Which of them have come further, until all have their verdicts."""
+        client, replays = self.call.state.client, self._replays
+        places = {each.request.request_id: i for i, each in enumerate(replays)}
+        first = [each.begin() for each in replays]
+        running = {i for i, drafts in enumerate(first) if drafts is not None}
+        if not running:
+            return
+        stream = client.submit([replays[i].request for i in sorted(running)])
         try:
-            for drafts in first.values():
+            for drafts in first:
                 if drafts is not None:
                     client.draft(drafts)
             while running:
+                further: set[int] = set()
                 for event in await stream.arrived():
-                    replay = by_name[event.request_id]
+                    place = places[event.request_id]
+                    replay = replays[place]
                     if replay.verdict is not None:
                         continue
-                    ticket.set_waiting(0)
+                    self.ticket.set_waiting(0)
+                    further.add(place)
                     drafts = replay.take(event)
                     if drafts is not None:
                         client.draft(drafts)
                     else:
-                        running.discard(event.request_id)
+                        running.discard(place)
+                yield further
         finally:
             stream.close()
-    data = [
-        {"index": i, **_told(each.verdict, call), "signed_by": keys[i]}
-        for i, each in enumerate(replays)
-    ]
-    return json_response({"object": "list", "data": data})
+
+    async def whole(self) -> Response:
+        """All verdicts together."""
+        async for _ in self.progress():
+            pass
+        return json_response({"object": "list", "data": self.verdicts()})
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        return [
+            {"index": i, **_told(each.verdict, self.call), "signed_by": self._keys[i]}
+            for i, each in enumerate(self._replays)
+        ]
+
+    def step(self, place: int) -> dict[str, Any]:
+        """How far one of them has come."""
+        told = {"object": "receipt.progress", "index": place}
+        return {**told, "equal_tokens": self._replays[place].equal}
+
+
+class VerdictStream:
+    """A response that tells how far each reply has come, then the verdicts, as events."""
+
+    def __init__(self, verification: Verification) -> None:
+        self._verification = verification
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await run_unless_disconnected(receive, self._write(send))
+        finally:
+            self._verification.ticket.release()
+
+    async def _write(self, send: Send) -> None:
+        verification = self._verification
+        await send({**START, "headers": [*EVENT_STREAM_HEADERS]})
+
+        async def tell(events: list[dict[str, Any]], *, last: bool = False) -> None:
+            body = b"".join(map(server_sent_event, events)) + (DONE if last else b"")
+            await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+        async for further in verification.progress():
+            await tell([verification.step(place) for place in sorted(further)])
+        try:
+            verdicts = verification.verdicts()
+        except ApiError as error:
+            verdicts = [error.body()]
+        await tell(verdicts, last=True)
 
 
 def _told(verdict: ReplayVerdict | None, call: HttpCall) -> dict[str, Any]:

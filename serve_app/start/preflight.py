@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lexshard.actors.body.errors import WeightsError
+from lexshard.actors.body.errors import UnsupportedModelError, WeightsError
+from lexshard.actors.body.parallel.checks import check_folder_shared, check_ranks
 from lexshard.actors.configuration import NGRAM, check_utilization
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.head.sharded.checks import check_shards
@@ -75,9 +76,15 @@ def check_settings(config: ServeConfig) -> None:
     Raises:
         StartupError: with one line that says what to do.
     """
+    if config.lets_page_kill and not (config.on_loopback or config.api_keys):
+        raise StartupError(
+            "--playground-kills beyond loopback would let anybody end the engine: set API keys, "
+            "which it then asks for"
+        )
     try:
         check_drafting(config.engine_configuration)
         check_shards(config.engine_configuration)
+        check_ranks(config.engine_configuration)
         check_utilization(config.gpu_memory_utilization)
     except ValueError as error:
         raise StartupError(str(error)) from error
@@ -101,6 +108,11 @@ def check_files(config: ServeConfig) -> None:
         StartupError: with one line that says what to do.
     """
     model = check_model_folder(config.model)
+    if config.tensor_parallel is not None:
+        try:
+            check_folder_shared(model, config.tensor_parallel)
+        except UnsupportedModelError as error:
+            raise StartupError(str(error)) from error
     if config.draft is not None and config.draft != NGRAM:
         _check_draft(check_model_folder(config.draft), model)
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():

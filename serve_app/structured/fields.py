@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lexshard.serve_app.structured.formats import Format
 
 Schema = dict[str, Any]
 Choices = Annotated[list[str], Field(fail_fast=True, min_length=1)]
@@ -32,13 +35,24 @@ class TagStructure(_Part):
 
 
 class StructuralTag(_Part):
-    """Free text in which each of the ``triggers`` begins one of the ``structures``."""
+    """A ``format``; or free text in which each of the ``triggers`` begins one of the
+    ``structures``."""
 
     type: Literal["structural_tag"]
-    structures: Annotated[list[TagStructure], Field(fail_fast=True, min_length=1)]
+    format: Format | None = None
+    structures: Annotated[list[TagStructure] | None, Field(fail_fast=True, min_length=1)] = None
     triggers: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True, min_length=1)
-    ]
+        list[Annotated[str, Field(min_length=1)]] | None, Field(fail_fast=True, min_length=1)
+    ] = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> StructuralTag:
+        older = self.structures is not None, self.triggers is not None
+        if older != ((self.format is None),) * 2:
+            raise PydanticCustomError(
+                "structural_tag", "give 'format', or both 'structures' and 'triggers'"
+            )
+        return self
 
 
 class TextFormat(_Part):

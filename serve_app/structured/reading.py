@@ -26,6 +26,7 @@ from lexshard.serve_app.structured.fields import (
     StructuralTag,
     StructuredOutputs,
 )
+from lexshard.serve_app.structured.formats import Format, FormatError, FormatGrammar
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,
@@ -199,9 +200,12 @@ def _tagged(
 ) -> Constraint:
     from llguidance import StructTag
 
+    if tag.format is not None:
+        return _formatted(tag.format, style, field, special_tokens)
+    structures, triggers = tag.structures or [], tag.triggers or []
     tags: list[Any] = []
-    for structure in tag.structures:
-        trigger = next((each for each in tag.triggers if structure.begin.startswith(each)), None)
+    for structure in structures:
+        trigger = next((each for each in triggers if structure.begin.startswith(each)), None)
         if trigger is None:
             raise bad_request(
                 f"'{field}': none of 'triggers' begins '{shortened(structure.begin)}'", field
@@ -212,5 +216,24 @@ def _tagged(
         )
     special = any(each.trigger in special_tokens for each in tags)
     lark = StructTag.to_grammar(tags, assume_special=special)
-    schemas = tuple(structure.schema_ for structure in tag.structures)
+    schemas = tuple(structure.schema_ for structure in structures)
     return Constraint({"lark_grammar": lark}, field, schemas)
+
+
+def _formatted(
+    format: Format, style: JsonStyle, field: str, special_tokens: Collection[str]
+) -> Constraint:
+    from llguidance import regex_to_lark
+
+    grammar = FormatGrammar(
+        json_of=partial(json_grammar, style=style, strict=False, field=field),
+        lark_of=lambda text: str(_grammar(text, field).grammar["lark_grammar"]),
+        regex_of=regex_to_lark,
+        special_tokens=special_tokens,
+    )
+    try:
+        lark = grammar.text(format)
+    except FormatError as error:
+        raise bad_request(f"'{field}': {shortened(str(error))}", field) from error
+    check_size(len(lark), field)
+    return Constraint({"lark_grammar": lark}, field, tuple(grammar.schemas))

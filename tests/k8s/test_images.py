@@ -192,6 +192,7 @@ def test_cuda_gets_what_triton_compiles_its_launchers_with(tmp_path: Path) -> No
 
 def test_a_cpu_takes_torch_without_cuda_unless_told_otherwise(tmp_path: Path) -> None:
     _, pip = installed(tmp_path / "default", "cpu", headers=False)
+    assert "[serve]" in pip  # without it there is no server
     assert re.search(r"--extra-index-url https://\S+/whl/cpu torch==\S+\+cpu ", pip)
     _, pip = installed(tmp_path / "other", "cpu", headers=False, TORCH_INDEX="https://mirror.test")
     assert "--extra-index-url https://mirror.test torch==" in pip

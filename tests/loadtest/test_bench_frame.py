@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_json_has_exactly_the_agreed_fields(tmp_path: Path) -> None:
     assert written == {
         "machine": {"cores": 2},
         "versions": {"python": "3"},
+        "date": date.today().isoformat(),
         "command": "lexshard bench engine",
         "seed": 17,
         "results": [

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from lexshard.loadtest.bench.load.figures import Objective
 from lexshard.loadtest.bench.load.load_report import LoadReport
 from lexshard.loadtest.bench.load.timeline import LoadRun, RequestTimeline
+from lexshard.loadtest.report.figures import FIGURES
+from lexshard.loadtest.report.overview import write_overview
 from lexshard.serve_app.cli import main
 from tests.support.paths import ROOT
 
@@ -101,3 +104,40 @@ def test_plots_show_something_in_a_browser(tmp_path: Path) -> None:
         assert near.sum() > 3000
         # Plots all over the page: in many of its bands, not in one corner.
         assert sum(band.any() for band in np.array_split(rows, 20)) >= 8
+
+
+def test_the_overview_has_a_figure_of_every_result_and_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never a zero: nothing measured energy, and of no results at all every figure is missing."""
+    out = tmp_path / "all" / "index.html"
+    results = ROOT / "docs" / "results"
+    assert main(["report", "--results", str(results), "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "<script" not in text
+    for figure in FIGURES:
+        there = bool(figure.file) and (results / figure.file).is_file()
+        assert (out.parent / f"{figure.name}.svg").is_file() == there, figure.name
+        section = text.split(f'<h2 id="{figure.name}">')[1].split("<h2")[0]
+        assert ("<svg" in section) == there
+        assert ("Missing." in section) == (not there)
+        if there:
+            told = json.loads((results / figure.file).read_text(encoding="utf-8"))
+            assert told["date"] in section
+            assert escape(told["command"]) in section
+    empty = tmp_path / "none"
+    empty.mkdir()
+    out = tmp_path / "missing.html"
+    assert main(["report", "--results", str(empty), "--out", str(out)]) == 0
+    assert "<svg" not in out.read_text(encoding="utf-8")
+    assert out.read_text(encoding="utf-8").count("Missing.") == len(FIGURES)
+    (empty / "head.json").write_text("{")
+    assert main(["report", "--results", str(empty), "--out", str(out)]) == 1
+    assert main(["report", "--results", str(tmp_path / "no"), "--out", str(out)]) == 1
+    assert "name files" in capsys.readouterr().err
+
+
+def test_a_result_without_values_makes_a_missing_figure(tmp_path: Path) -> None:
+    (tmp_path / "rest.json").write_text('{"results": [], "ratios": []}')
+    missing = write_overview(tmp_path, tmp_path / "page.html")
+    assert missing == [figure.name for figure in FIGURES]

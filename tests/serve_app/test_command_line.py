@@ -91,7 +91,11 @@ def test_help_is_there_for_all_commands_for_a_group_and_for_one(capsys: Captured
         ("router train a b", "run `python -m models.recipes.router.train` with the same options"),
         ("serve m --prot 80", "unknown option --prot: did you mean --port?"),
         ("serve m --prot=80", "unknown option --prot: did you mean --port?"),
-        ("serve m --tensor-parallel-size 2", "unknown option --tensor-parallel-size ("),
+        (
+            "serve m --tensor-parallel-size 2",
+            "did you mean --tensor-parallel?",
+        ),
+        ("serve m --wxyz 2", "unknown option --wxyz ("),
         ("status --ulr :80", "unknown option --ulr: did you mean --url?"),
         # Not that --against is missing, which is what it was meant to be.
         ("bench serve --agianst URL", "unknown option --agianst: did you mean --against?"),

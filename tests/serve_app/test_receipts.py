@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.receipts.issuing import ReceiptIssuer
 from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
-from tests.support.mock_server import post
+from tests.support.mock_server import events, post
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, running_server, wait
 
@@ -46,6 +47,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Tell me of a fox.", "max_output_tokens": 20},
     "/v1/messages": {"messages": HELLO, "max_tokens": 20, "stop_sequences": ["the"]},
 }
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +146,71 @@ def test_what_was_altered_is_found(server: Server, receipts: list[dict[str, Any]
     assert "signature" in refused.json()["error"]["message"]
 
 
+def test_where_a_stop_string_ended_a_reply_is_proven(server: Server) -> None:
+    """Whoever has such a receipt can write the digest of another end."""
+    path = "/v1/completions"
+    found: list[dict[str, Any]] = []
+    for stop, more in (
+        ("the", {}),
+        (["\n", " a"], {"include_stop_str_in_output": True}),
+        ("e", {"min_tokens": 5, "skip_special_tokens": False}),
+    ):
+        found += asked(server, path, prompt="Once upon a time", stop=stop, **more)
+    found += asked(server, path, prompt="Once upon a time", max_tokens=0, echo=True, n=1)
+    found += asked(server, "/v1/messages", max_tokens=200, stop_sequences=["fox", ","])
+    chat = {"messages": HELLO, "tools": TOOLS, "tool_choice": "auto", "stop": [","]}
+    found += in_reply(
+        httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={**chat, "max_tokens": 60, "receipt": True},
+            timeout=60,
+        ).json()
+    )
+    assert len([each for each in found if isinstance(each["stop_reason"], str)]) > 4
+    assert [each["output_ids"] for each in found if each["options"]["max_tokens"] == 0] == [[]]
+    assert [each for each in verdicts(server, found) if not each["equal"]] == []
+    whole = next(each for each in found if each["stop_reason"] == "the")
+    del whole["signature"]
+    for stop_reason in ("the", "said by me"):
+        cut = read_receipt(whole)
+        tokens = len(cut.output_ids) - 2
+        chain = cut.chain()
+        for _ in range(tokens):
+            chain.add(0, 0.0)
+        end = chain.end("stop", stop_reason)
+        digests = (*cut.digests[:tokens], end)
+        ended = {"output_ids": cut.output_ids[:tokens], "stop_reason": stop_reason}
+        [verdict] = verdicts(server, [replace(cut, digests=digests, **ended).as_json()])
+        assert (verdict["equal"], verdict["reason"]) == (False, "altered")
+
+
+def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
+    server: Server, receipts: list[dict[str, Any]]
+) -> None:
+    wrong = copy.deepcopy(receipts[0])
+    del wrong["signature"]
+    wrong["output_ids"][7] += 1
+    asked = [wrong, *receipts[1:]]
+    body = {"receipts": asked, "stream": True}
+    reply = httpx.post(server.url + VERIFY, json=body, timeout=60)
+    told = events(reply)
+    whole = verdicts(server, asked)
+    assert told[-len(asked) :] == whole
+    steps = told[: -len(asked)]
+    assert {each["object"] for each in steps} == {"receipt.progress"}
+    for i, verdict in enumerate(whole):
+        equal = [each["equal_tokens"] for each in steps if each["index"] == i]
+        assert equal == sorted(equal)
+        assert equal[-1] == verdict["equal_tokens"]
+
+
 def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, Any]]) -> None:
     good = copy.deepcopy(receipts[4])  # with a grammar
     del good["signature"]
     options = good["options"]
     wrong: list[Any] = [
         {},
-        {"version": 1},
+        {"version": 2},
         {**good, "prompt_ids": [10**9]},
         {**good, "prompt_ids": [1] * 5000},
         {**good, "options": {**options, "grammar": "%json {"}},

@@ -91,7 +91,8 @@ def logprob_entry(token_id: int, count: int) -> TokenLogprobs:
     """A made-up but consistent entry: the token has rank 2, the best is the next id."""
     top = [((token_id + 1) % 256, -0.25), (token_id, -1.5)]
     top += [((token_id + 2 + i) % 256, -float("inf")) for i in range(count)]
-    return TokenLogprobs(token_id, -1.5, 2, tuple(top[:count]))
+    told = tuple(top[:count])
+    return TokenLogprobs(token_id, -1.5, 2, told, 8.5, tuple(each + 10 for _, each in told))
 
 
 def certificate(token_id: int, position: int) -> Certificate:

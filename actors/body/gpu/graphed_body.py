@@ -8,6 +8,7 @@ copy, one launch and one copy of its result; nothing waits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,9 @@ FIXED_ROWS = 64  # of every step of a batch-invariant body
 SEQUENCES = (8, 64)  # or as many as rows
 SMALLEST_WIDTH = 64  # blocks of a sequence
 
+Shape = tuple[int, int, int]  # rows, sequences, blocks of each
+logger = logging.getLogger("lexshard.body")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepGraph:
@@ -41,9 +45,11 @@ class GraphedBody:
     the graphs of one cache are made.
 
     Graphs are made when a shape is first wanted. A model that cannot be recorded (it waits for the
-    device somewhere) is computed without: ``refusal`` says why. Steps of more rows than the largest
-    bucket are, too. With ``fixed_rows`` every step is computed in pieces of exactly so many rows:
-    no library can choose another order of additions for another number of rows.
+    device somewhere) is computed without: ``refusal`` says why. A shape alone that cannot be (there
+    is no memory left for it) is logged, and leaves the others their graphs. Steps of more rows than
+    the largest bucket are computed without, too. With ``fixed_rows`` every step is computed in
+    pieces of exactly so many rows: no library can choose another order of additions for another
+    number of rows.
     """
 
     def __init__(
@@ -58,7 +64,8 @@ class GraphedBody:
         self._capture = new_capture()
         self._rows = ROWS if fixed_rows is None else (fixed_rows,)
         self._fixed_rows = fixed_rows
-        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
+        self._graphs: dict[Shape, StepGraph] = {}
+        self._unrecorded: set[Shape] = set()
         self._scratch_block = 0
         self.refusal = ""
         self.batch_invariant = False
@@ -87,6 +94,7 @@ class GraphedBody:
     def allocate_cache(self, num_blocks: int) -> None:
         """Reserve ``num_blocks`` blocks and one more, for padding. Graphs of another cache go."""
         self._graphs.clear()
+        self._unrecorded.clear()
         if not self.refusal:
             self._capture = self._new_capture()
         self._body.allocate_cache(num_blocks + 1)
@@ -103,7 +111,7 @@ class GraphedBody:
         graph = None
         if rows is not None:
             sequences, width = batch.block_tables.shape
-            graph = self._graph(rows, _sequences(sequences, rows), _width(width))
+            graph = self._graph((rows, _sequences(sequences, rows), _width(width)))
         if graph is None:
             return self._body.forward(batch)
         graph.inputs.fill(batch, self._scratch_block)
@@ -113,29 +121,46 @@ class GraphedBody:
         # The next replay writes to the same memory.
         return graph.hidden[: len(batch.output_rows)].clone()
 
-    def _graph(self, rows: int, sequences: int, width: int) -> StepGraph | None:
-        if self.refusal and self._fixed_rows is None:
-            return None
-        shape = (rows, sequences, width)
+    def _graph(self, shape: Shape) -> StepGraph | None:
+        """None where a step of this shape is computed as it comes."""
         graph = self._graphs.get(shape)
         if graph is not None:
             return graph
+        recorded = not self.refusal and shape not in self._unrecorded
+        if not recorded and self._fixed_rows is None:
+            return None
+        try:
+            # Of a fixed shape all the same, where that is asked for.
+            graph = self._made(shape, self._capture if recorded else compute_each_time)
+        except RuntimeError as error:
+            if not recorded:  # not the recording fails, but the computation
+                raise
+            self._refuse(shape, error)
+            return self._graph(shape)
+        self._graphs[shape] = graph
+        return graph
+
+    def _made(self, shape: Shape, capture: Capture) -> StepGraph:
+        rows, sequences, width = shape
         inputs = StaticInputs(rows, rows, sequences + 1, width, self.device)
         inputs.fill(_nothing(width), self._scratch_block)
         planned = None
-        try:
-            if self._body.flash is not None:
-                planned = self._body.flash.of_shape(rows, sequences, width)
-                planned.plan(_nothing(width), self._scratch_block)
-            hidden, replay = self._capture(lambda: self._body.compute(inputs.tensors, planned))
-        except RuntimeError as error:
-            if self.refusal:  # not the recording fails, but the computation
-                raise
-            self.refusal = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
-            self._capture = compute_each_time  # of fixed shapes all the same, where they are asked
-            return self._graph(rows, sequences, width)
-        graph = self._graphs[shape] = StepGraph(inputs, planned, hidden, replay)
-        return graph
+        if self._body.flash is not None:
+            planned = self._body.flash.of_shape(rows, sequences, width)
+            planned.plan(_nothing(width), self._scratch_block)
+        hidden, replay = capture(lambda: self._body.compute(inputs.tensors, planned))
+        return StepGraph(inputs, planned, hidden, replay)
+
+    def _refuse(self, shape: Shape, error: RuntimeError) -> None:
+        """Goes on without a graph: of this shape where others have been recorded or memory has run
+        out, else of any."""
+        told = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
+        if self._graphs or isinstance(error, torch.OutOfMemoryError):
+            self._unrecorded.add(shape)
+            logger.warning("steps of %d rows, %d sequences, %d blocks: no CUDA graph (%s)",
+                           *shape, told)  # fmt: skip
+        else:
+            self.refusal = told
 
 
 def _sequences(count: int, rows: int) -> int:

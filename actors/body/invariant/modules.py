@@ -54,7 +54,7 @@ class FusedRMSNorm(nn.Module):
         self._epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from lexshard.kernels.llama.cpu import normalize  # numba compiles on first use
+        from lexshard.kernels.llama.parts import normalize  # numba compiles on first use
 
         rows = x.reshape(-1, self._weight.shape[0]).numpy()
         out = np.empty_like(rows)

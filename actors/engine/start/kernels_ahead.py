@@ -71,7 +71,7 @@ def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, 
 
 def calls_of(configuration: EngineConfiguration) -> Groups:
     """The calls that are known, less those that this configuration on this machine does not make:
-    of a draft model it does not have, of weights of the other storage type, on a GPU."""
+    of a draft model or ranks it does not have, of weights of the other storage type, on a GPU."""
     import torch
 
     on_gpu = configuration.device.startswith("cuda") or (
@@ -84,6 +84,8 @@ def calls_of(configuration: EngineConfiguration) -> Groups:
     def needed(call: Call) -> bool:
         if call.folder == "draft":
             return drafts
+        if call.folder == "parallel":
+            return configuration.tensor_parallel is not None
         return "signed_bytes" not in call.function or has_feature("avx512vnni")
 
     groups = {name: list(filter(needed, calls)) for name, calls in read_calls().items()}

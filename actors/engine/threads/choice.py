@@ -37,6 +37,9 @@ class EngineThreads:
     ) -> None:
         if configuration.threads is not None:
             self._candidates: tuple[int, ...] = (configuration.threads,)
+        elif configuration.tensor_parallel is not None:
+            # Each rank computes on one thread: others of the first would be in the way.
+            self._candidates = (1,)
         else:
             self._candidates = thread_candidates(
                 cores or _cores(), samplers=configuration.samplers > 0

@@ -5,6 +5,7 @@ A tape of torch's operators stands for a CUDA graph; attention is the reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,32 @@ def test_a_model_that_waits_is_computed_without_graphs(
     assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
     assert "the host waits" in graphed.description
     assert not capture.tapes
+
+
+class FullOnce(RecordingCapture):
+    """One that has no memory left for its second graph."""
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Any:
+        if len(self.tapes) == 1 and not self.refused:
+            self.refused = True
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().__call__(compute)
+
+    refused = False
+
+
+def test_a_shape_without_room_for_its_graph_leaves_the_others_theirs(
+    body: GeneralBody, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run_mixed(body, TOKENS)
+    capture = FullOnce()
+    graphed = GraphedBody(body, lambda: capture)
+    for _ in range(2):
+        assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
+    assert capture.refused
+    assert len(capture.tapes) > 1
+    assert not graphed.refusal
+    assert [each.message for each in caplog.records if "out of memory" in each.message] != []
 
 
 @pytest.mark.parametrize("fixed_rows", [None, 8])

@@ -32,7 +32,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_sixteen_bits_stay_sixteen_bits_on_a_gpu(
     wanted: str, stored: set[str], place: torch.device, expected: torch.dtype
 ) -> None:
-    assert loading._weights_dtype(wanted, frozenset(stored), place) is expected
+    assert loading.dtype_of_weights(wanted, frozenset(stored), place) is expected
 
 
 def test_weights_go_straight_to_a_gpu_where_accelerate_places_them(

@@ -160,6 +160,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert math.isclose(logprobs.logprob, expected[5], abs_tol=1e-9)
     assert [token for token, _ in logprobs.top] == order[:4].tolist()
     assert np.allclose([value for _, value in logprobs.top], expected[order[:4]], atol=1e-9)
+    assert (logprobs.logit, *logprobs.top_logits) == tuple(raw[[5, *order[:4]]].tolist())
 
 
 def test_equal_logits_go_to_the_lower_id() -> None:

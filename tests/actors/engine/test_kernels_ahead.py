@@ -68,6 +68,12 @@ def test_without_a_draft_model_nothing_is_compiled_for_one() -> None:
     assert folders(by_lookup) == alone
 
 
+def test_without_ranks_nothing_is_compiled_for_them() -> None:
+    alone = folders(EngineConfiguration(model=str(DEMO), device="cpu"))
+    shared = EngineConfiguration(model=str(DEMO), tensor_parallel=2, device="cpu")
+    assert folders(shared) - alone == {"parallel"}
+
+
 def test_nothing_is_compiled_for_a_gpu_for_other_weights_or_for_none(tmp_path: Path) -> None:
     assert folders(EngineConfiguration(model=str(DEMO), device="cuda")) == set()
     assert folders(EngineConfiguration(model=str(DEMO), dtype="float32", device="cpu")) == set()

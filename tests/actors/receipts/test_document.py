@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,29 @@ from lexshard.actors.receipts.document import (
 )
 from lexshard.actors.receipts.hashes import hash_of
 from lexshard.actors.receipts.signature import Signer, signed_by
+from lexshard.actors.receipts.stop_rule import StopRule
 from tests.support.paths import ROOT
 
 MADE_BY = Provenance("a" * 64, "b" * 64, Arithmetic(1, "bfloat16", "fused", "AVX2"))
 
 
-def receipt(parameters: SamplingParameters | None = None, seed: int = 2**63 - 5) -> Receipt:
+STOP = StopRule(("end", "\u00e9\n"), True, False, (3,))
+
+
+def receipt(
+    parameters: SamplingParameters | None = None,
+    seed: int = 2**63 - 5,
+    stop: StopRule | None = STOP,
+) -> Receipt:
     asked = parameters or SamplingParameters(logit_bias=((3, 1.0),), bad_words=((1, 2),))
     options, prompt, output = options_of(asked), (5, 6), (7, 8, 9)
-    chain = DigestChain(MADE_BY, seed, 0, options, prompt)
+    chain = DigestChain(MADE_BY, seed, 0, options, stop, prompt)
     for token_id, logit in zip(output, (1.5, math.nan, -2.0), strict=True):
         chain.add(token_id, logit)
     chain.end("length", None)
     digests = tuple(chain.digests)
     return Receipt(
-        1, MADE_BY, seed, 0, options, prompt, output, "length", None, chain.header, digests
+        2, MADE_BY, seed, 0, options, stop, prompt, output, "length", None, chain.header, digests
     )
 
 
@@ -53,14 +62,26 @@ def receipt(parameters: SamplingParameters | None = None, seed: int = 2**63 - 5)
     bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=4),
     seed=st.integers(0, 2**64 - 1),
     allowed=st.none() | st.lists(st.integers(0, 99), unique=True).map(tuple),
+    stop=st.none()
+    | st.builds(
+        StopRule,
+        st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=4).map(tuple),
+        st.booleans(),
+        st.just(False),
+        st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    ),
 )
 def test_what_is_read_is_what_was_written(
-    temperature: float, bias: dict[int, float], seed: int, allowed: tuple[int, ...] | None
+    temperature: float,
+    bias: dict[int, float],
+    seed: int,
+    allowed: tuple[int, ...] | None,
+    stop: StopRule | None,
 ) -> None:
     asked = SamplingParameters(
         temperature=temperature, logit_bias=tuple(sorted(bias.items())), allowed_ids=allowed
     )
-    written = receipt(asked, seed)
+    written = receipt(asked, seed, stop)
     read = read_receipt(json.loads(json.dumps(written.as_json())))
     assert read == written
     assert read.chain().header == written.header
@@ -83,12 +104,14 @@ def test_the_published_schema_describes_receipts() -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     judge = jsonschema.Draft202012Validator(schema)
     signed = Signer(Ed25519PrivateKey.generate()).signed(receipt())
-    for each in (receipt(), signed):
+    for each in (receipt(), receipt(stop=None), signed):
         assert judge.is_valid(json.loads(json.dumps(each.as_json())))
     assert not any(
-        judge.is_valid(each) for each in (wrong(more=1), wrong(seed=5), wrong(version=2))
+        judge.is_valid(each) for each in (wrong(more=1), wrong(seed=5), wrong(version=1))
     )
     assert set(schema["properties"]) == {field.name for field in fields(Receipt)}
+    rule = schema["properties"]["stop"]["anyOf"][1]
+    assert set(rule["properties"]) == {field.name for field in fields(StopRule)}
 
 
 def wrong(**changes: Any) -> dict[str, Any]:
@@ -102,9 +125,9 @@ def wrong(**changes: Any) -> dict[str, Any]:
         [],
         "receipt",
         {},
-        {"version": 1},
-        wrong(version=2),
-        wrong(version="1"),
+        {"version": 2},
+        wrong(version=1),
+        wrong(version="2"),
         wrong(more=1),
         wrong(seed=5),
         wrong(seed="-5"),
@@ -120,6 +143,15 @@ def wrong(**changes: Any) -> dict[str, Any]:
         wrong(digests=""),
         wrong(finish_reason="error"),
         wrong(stop_reason=[1]),
+        wrong(stop={}),
+        wrong(stop={**asdict(STOP), "strings": []}),
+        wrong(stop={**asdict(STOP), "strings": [""]}),
+        wrong(stop={**asdict(STOP), "strings": ["a"] * 5}),
+        wrong(stop={**asdict(STOP), "strings": ["a" * 1025]}),
+        wrong(stop={**asdict(STOP), "special_shown": True}),
+        wrong(stop={**asdict(STOP), "shown_ids": [1] * 65}),
+        wrong(stop={**asdict(STOP), "include": 1}),
+        wrong(stop=["end"]),
         wrong(made_by=None),
         wrong(made_by={"model": "", "tokenizer": ""}),
         wrong(options=None),
@@ -132,6 +164,8 @@ def wrong(**changes: Any) -> dict[str, Any]:
         wrong(options={**receipt().options, "logit_bias": [[1, 1e9]]}),
         wrong(options={**receipt().options, "bad_words": [[]]}),
         wrong(options={**receipt().options, "max_tokens": 2}),
+        wrong(options={**receipt().options, "max_tokens": 0}),
+        wrong(output_ids=[], digests=base64.b64encode(b"12345678").decode()),
         wrong(options={**receipt().options, "min_tokens": -1}),
         wrong(options={**receipt().options, "grammar": 5}),
         wrong(options={**receipt().options, "more": 5}),
@@ -149,6 +183,8 @@ def test_tokens_beyond_the_vocabulary_or_the_context_are_refused() -> None:
     check_fits(receipt(), 10, 18)
     with pytest.raises(ReceiptError, match="beyond a vocabulary of 9"):
         check_fits(receipt(), 9, 18)
+    with pytest.raises(ReceiptError, match="beyond a vocabulary of 10"):
+        check_fits(receipt(stop=replace(STOP, shown_ids=(10,))), 10, 18)
     with pytest.raises(ReceiptError, match="here are 17"):
         check_fits(receipt(), 10, 17)
     with pytest.raises(ReceiptError, match="beyond"):

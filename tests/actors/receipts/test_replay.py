@@ -15,12 +15,19 @@ import torch
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
-from lexshard.actors.receipts.document import Receipt, read_receipt
+from lexshard.actors.receipts.document import Receipt, ReceiptError, read_receipt
 from lexshard.actors.receipts.run import replayed
 from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO, DEMO_DRAFT
-from tests.support.receipt_cases import maker_of, receipt_requests, receipts_of, verdicts_of
+from tests.support.receipt_cases import (
+    maker_of,
+    receipt_requests,
+    receipts_of,
+    spelling,
+    verdicts_of,
+    with_rule,
+)
 from tests.support.thread_shards import ThreadShards
 
 COUNT, MANY = 64, 1000
@@ -61,7 +68,8 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def receipts(engine: Engine, requests: list[Request]) -> list[Receipt]:
     found = receipts_of(engine, requests)
-    assert sum(map(len, (each.output_ids for each in found))) > 500
+    assert sum(map(len, (each.output_ids for each in found))) > 400
+    assert len({each.stop_reason for each in found if isinstance(each.stop_reason, str)}) > 1
     return found
 
 
@@ -122,6 +130,54 @@ def test_whatever_is_altered_is_found(engine: Engine, receipts: list[Receipt]) -
             assert verdict.found == receipt.output_ids[verdict.equal] != verdict.expected
 
 
+def cut(receipt: Receipt, tokens: int, stop_reason: str) -> Receipt:
+    """What everybody can write who has the receipt: digests of ends take no logit."""
+    chain = receipt.chain()
+    for _ in range(tokens):
+        chain.add(0, 0.0)
+    chain.end("stop", stop_reason)
+    return replace(
+        receipt,
+        output_ids=receipt.output_ids[:tokens],
+        finish_reason="stop",
+        stop_reason=stop_reason,
+        digests=(*receipt.digests[:tokens], chain.digests[-1]),
+    )
+
+
+def test_no_stop_string_is_said_to_have_ended_what_it_did_not(
+    engine: Engine, receipts: list[Receipt]
+) -> None:
+    long = [each for each in receipts if len(each.output_ids) > 2]
+    stopped = [each for each in long if isinstance(each.stop_reason, str)]
+    ruled = [each for each in long if each.stop is not None]
+    assert len(stopped) > 5
+    wrong = [cut(each, len(each.output_ids) - 1, '"') for each in ruled]
+    wrong += [cut(each, len(each.output_ids), "of other words") for each in stopped]
+    wrong += [cut(each, len(each.output_ids) - 1, '"') for each in long if each.stop is None]
+    found = verdicts_of(engine, wrong)
+    assert [each for each in found if each.right or each.reason != "altered"] == []
+    here = replace(maker_of(engine), tokenizer="0" * 64)
+    ((_, told),) = replayed(engine, [cut(stopped[0], 1, '"')], here, spelling())
+    assert told.reason == "other tokenizer"
+    with pytest.raises(ReceiptError, match="no tokenizer"):
+        list(replayed(engine, stopped, maker_of(engine), None))
+
+
+def test_what_goes_on_past_its_stop_string_is_found(
+    engine: Engine, receipts: list[Receipt], requests: list[Request]
+) -> None:
+    """Another server might have looked for none; the receipt says that this one did."""
+    index = next(i for i, each in enumerate(receipts) if each.stop_reason in ('"', "e"))
+    unstopped = with_rule(engine, requests[index], None)
+    assert len(unstopped.output_ids) > len(receipts[index].output_ids)
+    (verdict,) = verdicts_of(engine, [unstopped])
+    assert verdict.right
+    claimed = with_rule(engine, requests[index], receipts[index].stop, cut_there=False)
+    (verdict,) = verdicts_of(engine, [claimed])
+    assert (verdict.reason, verdict.equal) == ("altered", len(receipts[index].output_ids))
+
+
 @pytest.mark.slow
 def test_a_thousand_receipts_are_equal_and_a_thousand_altered_ones_are_not(
     prompt_ids: list[tuple[int, ...]], engine: Engine
@@ -156,7 +212,9 @@ def test_who_writes_new_digests_for_another_text_is_found(
 
 def test_one_weight_that_is_one_step_off_is_found(receipts: list[Receipt]) -> None:
     """Of the output row of a token that was drawn; the hash of the files would tell of any."""
-    receipt = next(each for each in receipts if each.options["grammar"] is None)
+    receipt = next(
+        each for each in receipts if each.options["grammar"] is None and len(each.output_ids) > 20
+    )
     other = engine_of(head="dense")
     try:
         token_id = receipt.output_ids[-1]
@@ -168,7 +226,7 @@ def test_one_weight_that_is_one_step_off_is_found(receipts: list[Receipt]) -> No
         assert verdict.reason == "not its own"
         assert receipt.output_ids[verdict.equal] == token_id
         here = replace(maker_of(other), model="0" * 64)
-        ((_, told),) = replayed(other, [receipt], here)
+        ((_, told),) = replayed(other, [receipt], here, spelling())
         assert told.reason == "other model"
     finally:
         other.close()
@@ -182,8 +240,10 @@ def test_a_model_of_another_name_is_told_of_though_every_token_is_equal(
         (replace(here, model="0" * 64), "other model"),
         (replace(here, tokenizer="0" * 64), "other tokenizer"),
     ):
-        ((_, verdict),) = replayed(engine, receipts[:1], changed)
+        ((_, verdict),) = replayed(engine, receipts[:1], changed, spelling())
         assert (verdict.reason, verdict.equal) == (reason, verdict.tokens)
     arithmetic = replace(here.arithmetic, processor="another")
-    ((_, verdict),) = replayed(engine, receipts[:1], replace(here, arithmetic=arithmetic))
+    ((_, verdict),) = replayed(
+        engine, receipts[:1], replace(here, arithmetic=arithmetic), spelling()
+    )
     assert verdict.right

@@ -1,0 +1,129 @@
+"""The other ranks of a body, however they are started: formed into groups, replaced when lost."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from lexshard.actors.body.parallel.messages import (
+    FormGroup,
+    GroupMember,
+    RankMessage,
+    RankPart,
+    RankRefusal,
+    decode_rank_reply,
+)
+from lexshard.actors.body.parallel.parallel_body import RankLostError
+from lexshard.actors.packed_arrays import encode
+from lexshard.actors.role import Place, RunningRole
+from lexshard.cluster.link import Link, PeerLostError
+from lexshard.kernels.parallel import Exchange
+
+# Replacements in a row of those that are lost before they have begun.
+MOST_REPLACED = 8
+
+logger = logging.getLogger("lexshard.ranks")
+
+
+class RankHandle(Protocol):
+    """One rank elsewhere."""
+
+    link: Link
+    place: Place
+
+    def answers(self) -> bool:
+        """Whether it is worth asking: not where it is known to have gone or to be stopped."""
+
+    def close(self) -> None:
+        """Ends it, also where it is stopped."""
+
+
+class RankGang(ABC):
+    """One for each of ``parts``, which are those of ranks 1 and up; see `OtherRanks`."""
+
+    def __init__(self, parts: Sequence[RankPart]) -> None:
+        self._parts = parts
+        self._members: list[RankHandle] = []
+        self._places: dict[int, tuple[str, int] | None] = {}  # where they listen, if they do
+        self._asked: set[int] = set()  # who has been asked to form a group and has not answered
+        try:
+            for part in parts:
+                self._members.append(self._start(part))
+        except BaseException:
+            self.close()
+            raise
+
+    def form(self) -> Exchange:
+        """See `OtherRanks`. The first group is of processes that may still load."""
+        self._leave()
+        for _ in range(MOST_REPLACED):
+            lost = self._ask_all()
+            if lost is None:
+                return self._meet()
+            logger.warning("rank %d does not answer and is replaced", lost + 1)
+            self._asked.discard(lost)
+            self._members[lost].close()
+            self._members[lost] = self._start(self._parts[lost])
+        raise RankLostError(f"{MOST_REPLACED} ranks in a row were lost before they had begun")
+
+    def tell(self, message: RankMessage) -> None:
+        packed = encode(message)
+        for member in self._members:
+            try:
+                member.link.send(packed)
+            except PeerLostError as error:
+                raise RankLostError(str(error)) from error
+
+    def roles(self) -> list[RunningRole]:
+        ranks = len(self._members) + 1
+        return [
+            RunningRole("body", rank, member.place, "cpu", f"rank {rank} of {ranks}")
+            for rank, member in enumerate(self._members, 1)
+        ]
+
+    def close(self) -> None:
+        """Closing twice is harmless."""
+        self._leave()
+        for member in self._members:
+            member.close()
+        self._members = []
+
+    def _ask_all(self) -> int | None:
+        """All are asked to form a group, and have answered; else who did not."""
+        for number, member in enumerate(self._members):
+            if not member.answers():
+                return number
+            if number not in self._asked:
+                try:
+                    member.link.send(encode(FormGroup()))
+                except PeerLostError:
+                    return number
+                self._asked.add(number)
+        for number in sorted(self._asked):
+            try:
+                self._places[number + 1] = self._hear(number).place
+            except PeerLostError:
+                return number
+            self._asked.discard(number)
+        return None
+
+    def _hear(self, number: int) -> GroupMember:
+        """Raises PeerLostError, and RankLostError with the reason where it cannot be made."""
+        reply = decode_rank_reply(self._members[number].link.receive())
+        if isinstance(reply, RankRefusal):
+            raise RankLostError(f"rank {number + 1} cannot be made: {reply.reason}")
+        return reply
+
+    @abstractmethod
+    def _start(self, part: RankPart) -> RankHandle:
+        """A process that makes the rank of ``part``. Raises RankLostError where there is none."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Ends what the group that there was is waiting for."""
+
+    @abstractmethod
+    def _meet(self) -> Exchange:
+        """The group of those that have formed it. Raises RankLostError."""

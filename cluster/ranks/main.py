@@ -1,0 +1,44 @@
+"""The process of one rank: ``python -m lexshard.cluster.ranks.main``, told a `RankOrder`.
+
+It ends when its owner does, however that ended.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import msgspec
+
+from lexshard.actors.body.parallel.messages import RankPart
+from lexshard.cluster.link import Link
+from lexshard.cluster.ranks.board import Board
+from lexshard.cluster.ranks.server import serve_rank
+from lexshard.cluster.roles.process import end_with_owner, read_order
+from lexshard.cluster.shared_memory.segment import Segment
+
+
+class RankOrder(msgspec.Struct, frozen=True):
+    """What a rank's process is told; ``link`` and ``memory`` are descriptors that it is handed."""
+
+    part: RankPart
+    seconds: float
+    link: int
+    memory: int
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner's to handle
+    order = read_order(RankOrder)
+    end_with_owner()
+    import torch
+
+    torch.set_num_threads(1)
+    part = order.part
+    hidden = part.plan.shape.hidden
+    board = Board(Segment(order.memory), part.rank, part.ranks, hidden, order.seconds)
+    serve_rank(Link(socket.socket(fileno=order.link)), part, board)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A rank elsewhere: it replays what the first rank is asked for, until there is no more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lexshard.actors.body.parallel.messages import (
+    AllocateCache,
+    ComputeBatch,
+    FormGroup,
+    GroupMember,
+    MeetGroup,
+    RankPart,
+    RankRefusal,
+    decode_rank_message,
+)
+from lexshard.actors.packed_arrays import encode
+from lexshard.cluster.link import Link, PeerLostError
+from lexshard.kernels.parallel import Exchange
+
+
+class Meeting(Protocol):
+    """How a rank comes together with the others."""
+
+    def form(self) -> tuple[str, int] | None:
+        """Leaves the group there was; where this rank listens for the next one, if it does."""
+
+    def meet(self, told: MeetGroup) -> None:
+        """Connects to the others where memory is not shared."""
+
+    def leave(self) -> None:
+        """The group is of no use any more: whoever waits in it stops waiting."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """Of the group that was formed last."""
+
+
+def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
+    """Makes the rank of ``part`` and does what comes over ``link``; returns when that has ended, or
+    when the rank cannot be made, which it says.
+
+    What a step raises ends this, as a loss of its process would.
+    """
+    try:
+        try:
+            rank = part.build()
+        except (OSError, ValueError, KeyError, MemoryError) as error:
+            link.send(encode(RankRefusal(f"{type(error).__name__}: {error}")))
+            return
+        while True:
+            match decode_rank_message(link.receive()):
+                case ComputeBatch() as told:
+                    if rank.forward(told.batch, meeting.exchange) is None:
+                        meeting.leave()  # so that who waits for this rank knows, too
+                case AllocateCache(blocks):
+                    rank.allocate(blocks)
+                case FormGroup():
+                    link.send(encode(GroupMember(meeting.form())))
+                case MeetGroup() as told:
+                    meeting.meet(told)
+                    link.send(encode(GroupMember()))
+    except PeerLostError:
+        return

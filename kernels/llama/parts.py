@@ -1,0 +1,93 @@
+"""What the layers of the Llama family are made of between their products, in nopython code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from lexshard.kernels.exponential.single_precision import silu
+from lexshard.kernels.ordered_sums import squares
+
+Array = npt.NDArray[Any]
+
+# Rows go through what only reads their own values so many at a time: what is between two products
+# stays in the second-level cache.
+ROWS_TOGETHER = 48
+LINES = 128  # bytes that processors take from each other: a line, and its neighbour
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mean_square(row: Array) -> np.float32:
+    return squares(row) / np.float32(row.shape[0])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def normalize(x: Array, weight: Array, epsilon: float, out: Array) -> None:
+    """RMSNorm of every row: ``out = weight * x / sqrt(mean(x^2) + epsilon)``. ``x [T, d]``."""
+    for t in range(x.shape[0]):
+        factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
+        for j in range(x.shape[1]):
+            out[t, j] = weight[j] * (x[t, j] * factor)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def split_heads(
+    packed: Array,
+    first: int,
+    bias: Array,
+    norm: Array,
+    epsilon: float,
+    low: int,
+    high: int,
+    out: Array,
+) -> None:
+    """Copy the columns from ``first`` on into the heads ``low`` to ``high - 1`` of ``out [T, heads,
+    D]``, adding bias, norming heads."""
+    dim = out.shape[2]
+    for t in range(out.shape[0]):
+        for head in range(low, high):
+            start = first + head * dim
+            for j in range(dim):
+                out[t, head, j] = packed[t, start + j]
+            if bias.shape[0] > 0:
+                for j in range(dim):
+                    out[t, head, j] += bias[start + j]
+            if norm.shape[0] > 0:
+                factor = np.float32(1.0) / np.sqrt(_mean_square(out[t, head]) + np.float32(epsilon))
+                for j in range(dim):
+                    out[t, head, j] = norm[j] * (out[t, head, j] * factor)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def rotate(x: Array, positions: Array, cosine: Array, sine: Array, low: int, high: int) -> None:
+    """Rotary embedding of the heads ``low`` to ``high - 1`` in place, halves of each head paired.
+    ``x [T, heads, D]``."""
+    half = x.shape[2] // 2
+    for t in range(x.shape[0]):
+        c, s = cosine[positions[t]], sine[positions[t]]
+        for head in range(low, high):
+            for j in range(half):
+                lower, upper = x[t, head, j], x[t, head, j + half]
+                x[t, head, j] = lower * c[j] - upper * s[j]
+                x[t, head, j + half] = upper * c[j] + lower * s[j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def gate_inner(gate_up: Array, gate_width: int, first: int, last: int, out: Array) -> None:
+    """``out = silu(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection starts
+    at column ``gate_width``."""
+    for t in range(out.shape[0]):
+        for j in range(first, last):
+            out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
+
+
+@njit(nogil=True, cache=True)
+def own_lines(rows: int, columns: int) -> Array:
+    """An array [rows, columns] float32 that shares no line of memory, nor the one beside it, with
+    anything else: what two threads write there would go back and forth between their cores."""
+    memory = np.empty(rows * columns + 3 * LINES // 4, np.float32)
+    first = -(memory.ctypes.data % LINES) % LINES // 4
+    return memory[first : first + rows * columns].reshape(rows, columns)

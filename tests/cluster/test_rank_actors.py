@@ -1,0 +1,101 @@
+"""Ranks of a body as Ray actors, beside shards of the head: the same text as of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from lexshard.actors.body.parallel.parallel_body import ParallelBody
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.loadtest.token_digest import LONGEST, digest, seeded_requests
+from tests.support.paths import DEMO
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+
+BACK_SECONDS = 15.0
+
+
+@pytest.fixture(scope="module")
+def requests(demo_tokenizer: Any) -> list[Request]:
+    return seeded_requests(demo_tokenizer, 200, 1)
+
+
+def engine_of(ranks: int, **changes: Any) -> Engine:
+    from lexshard.cluster.ranks.actors import RayRanks
+    from lexshard.cluster.shards.gang import RayShards
+
+    settings = {"max_model_len": LONGEST, "shard_seconds": 60, **changes}
+    configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
+    seconds = float(configuration.shard_seconds)
+    return Engine(
+        configuration,
+        start_sampler,
+        shard_starter=RayShards(configuration),
+        start_ranks=RayRanks(seconds),
+    )
+
+
+def told(engine: Engine, requests: list[Request]) -> str:
+    """The digest of all that clients are told, to the last bit of every log-probability."""
+    try:
+        completions = []
+        for first in range(0, len(requests), 100):
+            completions += run_to_completion(engine, requests[first : first + 100])
+        engine.check_idle()
+        return digest(completions)
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def of_one(requests: list[Request]) -> str:
+    return told(engine_of(1), requests)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_tokens_and_log_probabilities_are_those_of_one_rank_and_shard(
+    of_one: str, requests: list[Request], ranks: int, shards: int
+) -> None:
+    assert told(engine_of(ranks, shards=shards), requests) == of_one
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_actor_is_replaced_in_the_midst_of_a_step(
+    requests: list[Request], number: signal.Signals
+) -> None:
+    """Under streams that go on with the same text, with the time that ranks have by default."""
+    some = requests[:24]
+    expected = run_to_completion(one := engine_of(1), some)
+    one.close()
+    engine = engine_of(2, shard_seconds=10)
+    tokens: dict[tuple[str, int], list[int]] = {(r.request_id, r.choice): [] for r in some}
+    for request in some:
+        assert engine.submit(request) is None
+    left, steps, longest = len(some), 0, 0.0
+    while left:
+        began = time.monotonic()
+        for event in engine.step():
+            tokens[event.request_id, event.choice].extend(event.token_ids)
+            left -= event.finish_reason is not None
+        longest = max(longest, time.monotonic() - began)
+        steps += 1
+        if steps in (6, 14):
+            lost = next(role for role in engine.roles() if role.name == "body" and role.index)
+            os.kill(lost.place.process_id, number)
+    body = engine.model.body
+    assert isinstance(body, ParallelBody)
+    assert body.ranks_lost == 2
+    print(f"{number.name} of an actor: {longest:.1f} s at the most until the next token")
+    assert longest < BACK_SECONDS
+    engine.check_idle()
+    engine.close()
+    assert tokens == {(e.request_id, e.choice): list(e.token_ids) for e in expected}

@@ -1,0 +1,134 @@
+"""Ranks of a body in processes of their own: the same text from any number of them, whoever is
+lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+
+from lexshard.actors.body.parallel.parallel_body import ParallelBody, RankLostError
+from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request
+from lexshard.cluster.ranks.processes import RankProcesses
+from lexshard.cluster.samplers.start import start_sampler
+from lexshard.loadtest.token_digest import LONGEST, digest, seeded_requests
+from tests.support.paths import DEMO, DEMO_DRAFT
+
+STREAMS = 24
+BACK_SECONDS = 15.0
+
+
+@pytest.fixture(scope="module")
+def requests(demo_tokenizer: Any) -> list[Request]:
+    """Every kind of sampling, log-probabilities, several choices, common beginnings."""
+    return seeded_requests(demo_tokenizer, 200, 1)
+
+
+def engine_of(ranks: int | None, **changes: Any) -> Engine:
+    """In bfloat16, as the demo is stored; ranks are children of this process."""
+    settings = {"max_model_len": LONGEST, "threads": 1, "shard_seconds": 30, **changes}
+    configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
+    return Engine(configuration, start_sampler, start_ranks=partial(RankProcesses, seconds=30.0))
+
+
+def told(engine: Engine, requests: list[Request]) -> str:
+    """The digest of all that clients are told, to the last bit of every log-probability."""
+    try:
+        completions = []
+        for first in range(0, len(requests), 100):
+            completions += run_to_completion(engine, requests[first : first + 100])
+        engine.check_idle()
+        return digest(completions)
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(requests: list[Request]) -> str:
+    return told(engine_of(1), requests)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranks": 2},
+        {"ranks": 4, "prefix_cache": False},
+        {"ranks": 2, "samplers": 2, "kv_cache_bytes": 60 * 16 * 2048},
+        {"ranks": 2, "draft": str(DEMO_DRAFT), "draft_length": "fixed"},
+    ],
+    ids=["two", "four", "two, little room and samplers", "two, with drafts"],
+)
+def test_tokens_and_log_probabilities_are_those_of_one_rank(
+    of_one_rank: str, requests: list[Request], changes: dict[str, Any]
+) -> None:
+    assert told(engine_of(**changes), requests) == of_one_rank
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
+    of_one_rank: str, requests: list[Request], ranks: int, number: signal.Signals
+) -> None:
+    """Twice, under streams that go on with the same text. What is lost is noticed at once or, of
+    one that was stopped, after a second."""
+    some = requests[:STREAMS]
+    expected = run_to_completion(one := engine_of(1), some)
+    one.close()
+    engine = engine_of(ranks)
+    tokens: dict[tuple[str, int], list[int]] = {(r.request_id, r.choice): [] for r in some}
+    for request in some:
+        assert engine.submit(request) is None
+    left, steps, longest = len(some), 0, 0.0
+    while left:
+        began = time.monotonic()
+        for event in engine.step():
+            tokens[event.request_id, event.choice].extend(event.token_ids)
+            left -= event.finish_reason is not None
+        longest = max(longest, time.monotonic() - began)
+        steps += 1
+        if steps in (6, 14):
+            lost = engine.roles()[1 + steps // 8 % (ranks - 1)]
+            os.kill(lost.place.process_id, number)
+    body = engine.model.body
+    assert isinstance(body, ParallelBody)
+    assert body.ranks_lost == 2
+    print(f"{number.name} of one of {ranks}: {longest:.1f} s at the most until the next token")
+    assert longest < BACK_SECONDS
+    engine.check_idle()
+    engine.close()
+    assert tokens == {(e.request_id, e.choice): list(e.token_ids) for e in expected}
+
+
+def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:
+    engine = engine_of(2)
+    ranks = [psutil.Process(role.place.process_id) for role in engine.roles() if role.index]
+    assert len(ranks) == 1
+    time.sleep(1.0)  # for what it was told last
+    before = [sum(rank.cpu_times()[:2]) for rank in ranks]
+    time.sleep(2.0)
+    after = [sum(rank.cpu_times()[:2]) for rank in ranks]
+    assert after == before
+    engine.close()
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_a_rank_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it lacks, to whoever starts the engine."""
+    from lexshard.actors.body.parallel import loading
+
+    whole = loading.RankPart
+
+    def elsewhere(folder: str, *rest: Any) -> Any:
+        return whole(folder if rest[2] == 0 else "/nowhere", *rest)
+
+    monkeypatch.setattr(loading, "RankPart", elsewhere)
+    with pytest.raises(RankLostError, match="rank 1 cannot be made: WeightsError: /nowhere"):
+        engine_of(2)
