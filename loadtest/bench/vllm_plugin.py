@@ -28,7 +28,7 @@ from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_mo
 ON, WITHOUT = "vllm with lexshard", "vllm"
 PROMPT_TOKENS = 32
 TIME = Measure("time per step", "ms", higher_is_better=False)
-SAME = Measure("greedy tokens that are vllm's", "%", higher_is_better=True)
+SAME = Measure("greedy texts that are vllm's", "%", higher_is_better=True)
 FIELDS = (
     *("temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
