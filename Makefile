@@ -15,7 +15,7 @@ OUT ?= docs/reports
 # This folder by the name it is imported by, for tools that do not ask Python.
 NAMES := $(VENV)/names
 
-.PHONY: setup serve cluster observe test prove lint types format bench clean
+.PHONY: setup serve cluster observe vllm test prove lint types format bench clean
 
 # uv installs where it can be had, else pip, which may know of an index that uv does not. A machine
 # without a GPU takes torch's CPU build: a tenth of what the build for CUDA brings with it.
@@ -47,6 +47,10 @@ cluster: setup
 # Prometheus, and Grafana where there is one, look at the server that one of the two has started.
 observe: setup
 	$(BIN)/python -m lexshard.loadtest.observe --url http://$(HOST):$(PORT)
+
+# An environment of its own with vLLM for CPUs and the plugin, for its tests and its bench.
+vllm:
+	PYTHON=$(PYTHON) bash .ci/vllm
 
 test: setup
 	$(if $(TESTS),$(BIN)/python -m pytest -m "not slow" $(TESTS),bash .ci/test)

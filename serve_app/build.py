@@ -46,7 +46,7 @@ def app(args: dict[str, Any]) -> Application:
     from lexshard.serve_app.replica import bind_replicas
 
     try:
-        config = read_args(args, os.environ)
+        config = page_as_asked(read_args(args, os.environ))
         check_settings(config)
         config = with_model_folders(config, tell)
         check_files(config)
@@ -67,6 +67,13 @@ def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeC
         if key in given or (key in sources.environment and key != KEYS):
             raise ConfigError(f"option '{key}' has no place here: {remedy}")
     return sources.config().with_absolute_paths()
+
+
+def page_as_asked(config: ServeConfig) -> ServeConfig:
+    """Without a page that was not asked for, and with one that kills nothing: Ray Serve listens
+    where it is told to, and nothing here knows that to be loopback."""
+    told = {"playground": bool(config.playground), "playground_kills": False}
+    return config.model_copy(update=told)
 
 
 def _value(key: str, value: Any) -> Any:

@@ -29,9 +29,9 @@ from lexshard.actors.states.row_table import RowTable
 from lexshard.cluster.topology.assignment import assign
 from lexshard.kernels.draw import draw
 from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
+from lexshard.loadtest.bench.contenders.shard_processes import TimedShard, shard_processes
 from lexshard.loadtest.bench.frame import frozen_garbage, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, percentile
-from lexshard.loadtest.bench.shard_processes import TimedShard, shard_processes
 from lexshard.loadtest.bench.synthetic.head_workload import (
     SAMPLING_METHODS,
     HeadWorkload,

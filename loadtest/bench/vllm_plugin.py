@@ -90,7 +90,9 @@ def measure_case(
         "requests": count,
         "controls": setting.name,
     }
-    times = {name: [1e3 * percentile(run["seconds"], 50) for run in of] for name, of in found.items()}
+    times = {
+        name: [1e3 * percentile(run["seconds"], 50) for run in of] for name, of in found.items()
+    }
     report.add(case, TIME, times, ours=ON)
     if setting.greedy:
         same = [

@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             host=arguments.host,
             port=arguments.port,
             log_format=arguments.log_format,
+            playground=False,  # it shows what a head did, and a device has none
         ),
         settings,
         arguments.cloud,

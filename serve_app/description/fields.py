@@ -73,7 +73,8 @@ MEANINGS: dict[str, str] = {
     "prompt_logprobs": "the same for the prompt's tokens; not streamed",
     "return_tokens_as_token_ids": "tokens as `token_id:5` in log-probabilities",
     "return_token_ids": "the ids of prompt and answer",
-    "return_token_bytes": "of each token of the answer, its bytes; with `draft` of rejected guesses, too",
+    "return_token_bytes": "of each token of the answer, its bytes; with `draft` of rejected "
+    "guesses, too",
     "return_token_strs": "the tokens as the vocabulary spells them",
     "return_seed": "the seed that was used",
     "skip_special_tokens": "leave them out of the text (so unless false)",

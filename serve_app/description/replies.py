@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from lexshard.actors.messages import Certificate, TokenOrigin
 
@@ -303,14 +303,19 @@ class VerdictsReply(Reply):
     data: list[VerdictReply]
 
 
-class ReplayProgress(Reply):
-    object: Literal["receipt.progress"]
+class ReplayEvent(Reply):
+    """How far a reply has come, or its verdict, which has all that `VerdictReply` has."""
+
     index: int
+    object: Literal["receipt.progress", "receipt.verdict"]
     equal_tokens: int
-
-
-class ReplayEvent(RootModel[ReplayProgress | VerdictReply]):
-    pass
+    equal: bool = False
+    tokens: int = 0
+    reason: str | None = None
+    explanation: str = ""
+    expected_token_id: int | None = None
+    found_token_id: int | None = None
+    signed_by: str | None = None
 
 
 class RankedText(Reply):

@@ -21,7 +21,7 @@ export function announce(text) {
 
 const NUMBER = new Intl.NumberFormat("en");
 export const count = (value) => NUMBER.format(value);
-export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+export const percent = (share, digits = share > 0 && share < 0.01 ? 2 : 0) => `${(100 * share).toFixed(digits)} %`;
 
 export function size(bytes) {
   if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(2)} GB`;

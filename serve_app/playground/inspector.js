@@ -156,7 +156,8 @@ function shown(top, view, index) {
       make("td", { className: "use" }, ...(own ? [make("span", { className: "tag" }, "drawn")] : buttons)));
   });
   const chosen = top.find((each) => each.token_id === drawn);
-  const caption = chosen ? `Drawn with probability ${percent(Math.exp(chosen.logprob), 1)} before temperature and truncation.` : "";
+  const chance = chosen ? percent(Math.exp(chosen.logprob), 2) : "";
+  const caption = `The model alone says it with probability ${chance}: before temperature, penalties and grammars.`;
   return [make("table", {},
     make("caption", {}, "Candidates, by exact logit"),
     make("thead", {}, make("tr", {}, ...["Token", "Logit", "To next", "Log-prob."].map((name) => make("th", { scope: "col" }, name)), make("td", {}))),

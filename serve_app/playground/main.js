@@ -6,7 +6,7 @@ import { buildOptions, evidenceFields, getOptions, requestFields, setOptions, sh
 import { clear as forgetToken, startInspector } from "./inspector.js";
 import { alter, prove } from "./proof.js";
 import { ReplyView, added, newReply } from "./reply.js";
-import { engineTrouble, replyFigures, startStrip } from "./strip.js";
+import { replyFigures, startStrip, trouble } from "./strip.js";
 import { events, json, keysComeFrom } from "./server.js";
 import { fromAddress, startSharing } from "./share.js";
 import * as history from "./history.js";
@@ -60,8 +60,9 @@ function setMode(name) {
   document.body.classList.toggle("completing", !chat);
 }
 
-const actionsOf = (reply) => ({
+const actionsOf = (turn, reply) => ({
   ...(reply.receipt ? { Prove: prove } : {}),
+  ...(turn.replies.length > 1 && turn.mode === "chat" ? { "Go on with this": choose } : {}),
   Regenerate: (view) => regenerate(view),
   Copy: (view) => navigator.clipboard?.writeText(view.reply.text).then(() => announce("Copied")),
 });
@@ -77,11 +78,21 @@ function turnElement(turn) {
 
 function viewOf(turn, reply, i, live = false) {
   const name = turn.replies.length > 1 ? `Reply ${i + 1}` : "Reply";
-  const view = new ReplyView(reply, name, live ? {} : actionsOf(reply), live);
+  const view = new ReplyView(reply, name, live ? {} : actionsOf(turn, reply), live);
   view.tokens.view = view;
   view.turn = turn;
   if (reply.branch) view.element.prepend(make("p", { className: "branch" }, reply.branch));
   return view;
+}
+
+const chosenOf = (turn) => turn.replies[turn.chosen] ?? turn.replies.at(-1);
+
+/** Of several replies, the one that the conversation goes on with. */
+function choose(view) {
+  view.turn.chosen = view.turn.replies.indexOf(view.reply);
+  for (const each of view.element.parentElement.children) each.classList.toggle("left", each !== view.element);
+  history.keep(conversation);
+  find("prompt").focus();
 }
 
 // -- what is asked ------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ function requestOf(text, options, turns, asked = mode()) {
   const messages = options.system ? [{ role: "system", content: options.system }] : [];
   for (const turn of turns) {
     messages.push({ role: "user", content: turn.text });
-    const reply = turn.replies.at(-1);
+    const reply = chosenOf(turn);
     if (reply?.text) messages.push({ role: "assistant", content: reply.text });
   }
   messages.push({ role: "user", content: text });
@@ -136,6 +147,7 @@ async function regenerate(view) {
   const request = requestOf(turn.text, options, conversation.turns.slice(0, place), turn.mode);
   forgetToken();
   turn.replies = Array.from({ length: request.body.n ?? 1 }, () => newReply({ ...request }));
+  delete turn.chosen;
   element.querySelector(".replies").replaceChildren();
   await run(turn, element, turn.replies, options);
 }
@@ -148,7 +160,7 @@ async function branch(view, index, candidate) {
   const own = { ...candidate, chosen: true, certificate: null, origin: null, end: about.end_token_ids.includes(candidate.id) };
   const tokens = [...before, own];
   const promptIds = reply.promptIds;
-  const { messages, prompt, response_format: shape, tools, n, min_tokens: least, ...fields } = reply.body;
+  const { messages, prompt, response_format: shape, tools, tool_choice: choice, n, min_tokens: least, ...fields } = reply.body;
   const body = { ...fields, prompt: [...promptIds, ...tokens.map((token) => token.id)] };
   if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - tokens.length);
   const told = `Branches at token ${index + 1}` + (shape || tools ? "; no longer held to a schema or tools" : "");
@@ -157,6 +169,17 @@ async function branch(view, index, candidate) {
   turn.replies.push(next);
   forgetToken();
   await run(turn, view.element.closest(".turn"), [next], getOptions());
+}
+
+/** The events of a reply; where this server can give none with a receipt, of one without. */
+async function* proven(path, body, signal) {
+  try {
+    yield* events(path, body, signal);
+  } catch (error) {
+    if (error.parameter !== "receipt") throw error;
+    const { receipt: _, ...rest } = body;
+    yield* events(path, rest, signal);
+  }
 }
 
 /** Streams into `replies`, which are shown in the turn's element as they come. */
@@ -174,8 +197,8 @@ async function run(turn, element, replies, options) {
   let heard = started;
   const watch = setInterval(() => {
     if (performance.now() - heard < SILENCE) return;
-    const trouble = engineTrouble();
-    if (trouble) for (const view of views) view.pause(`Waiting, ${duration(performance.now() - heard)}: ${trouble}`);
+    const why = trouble();
+    if (why) for (const view of views) view.pause(`Waiting, ${duration(performance.now() - heard)}: ${why}`);
   }, 250);
   const take = (choice, promptIds, now) => {
     const reply = replies[choice.index];
@@ -186,9 +209,8 @@ async function run(turn, element, replies, options) {
     views[choice.index].progress();
   };
   try {
-    const evidence = evidenceFields(options);
-    const asked = { ...body, ...evidence, stream: true };
-    for await (const batch of events(path, asked, controller.signal)) {
+    const asked = { ...body, ...evidenceFields(options), stream: true };
+    for await (const batch of proven(path, asked, controller.signal)) {
       heard = performance.now();
       for (const event of batch) for (const choice of event.choices) take(choice, event.prompt_token_ids, heard);
       replyFigures(replies, started, heard);

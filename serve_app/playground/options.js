@@ -32,6 +32,7 @@ const GROUPS = [
   ["Shape of the reply", [
     { name: "schema", label: "JSON schema", kind: "json", rows: 4, hint: '{"type": "object", …}' },
     { name: "tools", label: "Tools", kind: "json", rows: 4, chat: true, hint: '[{"type": "function", …}]' },
+    { name: "tool_choice", label: "Tool choice", kind: "json", chat: true, hint: '"auto", "required", …' },
   ]],
   ["Evidence", [
     number("draft_tokens", "Longest draft", "server's", { min: 0, max: 255, step: 1 }),

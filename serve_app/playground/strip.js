@@ -13,8 +13,14 @@ let before = null;
 let known = new Map(); // by process, of those that have been seen
 let told = {};
 let timer = 0;
+const killed = new Map(); // by process: the names of those whose end the server has not noticed yet
 
-export const engineTrouble = () => (told.ready === false ? told.reason ?? "the engine is gone" : null);
+/** Why a stream may have to wait; null where nothing is known to be wrong. */
+export function trouble() {
+  if (told.ready === false) return told.reason ?? "the engine is gone";
+  const [name] = killed.values();
+  return name ? `${name} is being replaced` : null;
+}
 
 /** Looks at the server once a second, while anybody looks at the page. */
 export function startStrip(server) {
@@ -75,7 +81,8 @@ function lamps(roles) {
     now.set(role.process_id, own);
   }
   // A process that is gone stays, dark, until others have taken its place.
-  const shown = [...now].map(([id, own]) => ({ id, lit: true, ...own }));
+  for (const id of killed.keys()) if (roles.length && !now.has(id)) killed.delete(id);
+  const shown = [...now].map(([id, own]) => ({ id, lit: !killed.has(id), ...own }));
   const taken = new Set(shown.flatMap((each) => each.parts));
   for (const [id, own] of known) {
     if (!now.has(id) && !own.parts.some((part) => taken.has(part))) shown.push({ id, lit: false, ...own });
@@ -102,6 +109,7 @@ function lamp({ id, parts, lit }) {
 async function end(id, name) {
   try {
     await ask("playground/kill", { process_id: id });
+    killed.set(id, name);
     announce(`The ${name} was killed`);
   } catch (error) {
     announce(error.message);
@@ -115,7 +123,8 @@ export function replyFigures(replies, started, now) {
   const first = Math.min(...replies.map((reply) => reply.first ?? Infinity));
   if (!Number.isFinite(first)) return;
   find("figure-first").textContent = duration(first - started);
-  if (now > first) find("figure-rate").textContent = count(Math.round((1000 * tokens.length) / (now - first)));
+  const since = now > first ? first : started; // all at once, where the page had no time to read
+  find("figure-rate").textContent = count(Math.round((1000 * tokens.length) / (now - since)));
   const { drawn, certified, read } = totals(tokens);
   if (!drawn) return;
   const each = read / drawn;

@@ -1,7 +1,7 @@
 """What a model runner of vLLM asks of a step, and what it gets, in numbers and in tensors.
 
-Imports nothing that compiles: vLLM looks through all modules that are loaded when a worker starts,
-and fails where it finds those of a compiler.
+Imports nothing that compiles: vLLM looks through all that is loaded when a worker starts, and fails
+on objects of the compiler of our kernels.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from lexshard.actors.messages import RowDecision
@@ -50,25 +51,18 @@ def mask_words(packed: npt.NDArray[np.int32], vocabulary_size: int) -> npt.NDArr
     return words
 
 
-def as_tensors(
-    answers: Sequence[Answer | None],
-    tokens: torch.Tensor,
-    scores: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-) -> None:
+def as_tensors(answers: Sequence[Answer | None], tokens: Tensor, *scores: Tensor) -> None:
     """Writes ``answers`` [B] into ``tokens`` [B, S] and, where requests asked for
     log-probabilities, into ``scores``: ids and log-probabilities [B * S, K + 1], the drawn token
     first, and its rank [B * S]."""
     width = tokens.shape[1]
     for place, answer in enumerate(answers):
-        if answer is None:
-            continue
-        ids = [each.token_id for each in answer]
-        tokens[place] = torch.tensor(ids + [-1] * (width - len(ids)), dtype=tokens.dtype)
-        if scores is None:
-            continue
-        for row, decision in enumerate(answer, start=place * width):
+        ids = [each.token_id for each in answer or ()]
+        if ids:
+            tokens[place] = torch.tensor(ids + [-1] * (width - len(ids)), dtype=tokens.dtype)
+        for row, decision in enumerate(answer or (), start=place * width):
             found = decision.logprobs
-            if found is not None:
+            if found is not None and scores:
                 best = found.top[: scores[0].shape[1] - 1]
                 size = 1 + len(best)
                 scores[0][row, :size] = torch.tensor([found.token_id, *(i for i, _ in best)])

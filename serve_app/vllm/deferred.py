@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map_only
 
+from lexshard.serve_app.vllm.tally import logger
+
+Words = npt.NDArray[np.uint64]
 _wanted: ContextVar[bool] = ContextVar("deferred logits are wanted", default=False)
 
 
 @contextmanager
 def deferring() -> Iterator[None]:
-    """Inside, logits are for a sampler that can do without; elsewhere (log-probabilities of prompts,
-    draft models) they are read in any case."""
+    """Inside, and in what this decorates, logits are for a sampler that can do without; elsewhere
+    (of prompts, of draft models) they are read in any case."""
     token = _wanted.set(True)
     try:
         yield
@@ -31,60 +35,53 @@ def is_deferring() -> bool:
 
 
 class DeferredLogits(torch.Tensor):
-    """Logits [N, V] of ``hidden`` [N, d] that ``compute`` makes when any operation reads them.
+    """Logits [N, V] of ``hidden`` [N, d] that are computed when any operation reads them: to
+    everything that is not ours a tensor of that shape and type.
 
-    To everything that is not ours this is a tensor of that shape and type. ``decider`` knows the
-    head that ``hidden`` belongs to. ``masks`` are the tokens that grammars allow, by row; what must
-    be done to the logits for their sake is done once there are any.
+    ``decider`` knows the head that ``hidden`` belongs to. ``masks`` are the tokens that grammars
+    allow, by row.
     """
 
-    decider: Any
+    decider: Any  # lexshard.serve_app.vllm.steps.CertifiedSteps
     hidden: torch.Tensor
-    masks: dict[int, npt.NDArray[np.uint64]]
+    masks: dict[int, Words]
+    _compute: Callable[[], torch.Tensor]
+    _changes: list[Callable[[torch.Tensor], object]]
+    _dense: torch.Tensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @staticmethod
-    def __new__(
+    @classmethod
+    def of(
         cls,
         decider: Any,
         hidden: torch.Tensor,
         size: int,
-        dtype: torch.dtype,
         compute: Callable[[], torch.Tensor],
+        dtype: torch.dtype,
     ) -> DeferredLogits:
-        made: DeferredLogits = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        """Those that ``compute`` makes, ``size`` of each row."""
+        made: DeferredLogits = torch.Tensor._make_wrapper_subclass(
             cls, (len(hidden), size), dtype=dtype, device=hidden.device
         )
+        made.decider, made.hidden, made.masks = decider, hidden, {}
+        made._compute, made._changes, made._dense = compute, [], None
         return made
 
-    def __init__(
-        self,
-        decider: Any,
-        hidden: torch.Tensor,
-        size: int,
-        dtype: torch.dtype,
-        compute: Callable[[], torch.Tensor],
-    ) -> None:
-        self.decider = decider
-        self.hidden = hidden
-        self.masks = {}
-        self._compute = compute
-        self._changes: list[Callable[[torch.Tensor], object]] = []
-        self._dense: torch.Tensor | None = None
-
     def constrain(
-        self,
-        masks: Mapping[int, npt.NDArray[np.uint64]],
-        apply: Callable[[torch.Tensor], object],
+        self, masks: Mapping[int, Words], apply: Callable[[torch.Tensor], object]
     ) -> None:
-        """The tokens that may follow in some rows, and what makes the others impossible in place
-        in dense logits."""
+        """The tokens that may follow in some rows, and what makes others impossible in dense
+        logits, in place."""
         self.masks.update(masks)
         if self._dense is None:
             self._changes.append(apply)
         else:
             apply(self._dense)
+
+    def is_read(self) -> bool:
+        """Whether there are logits already: then a model may have changed some of them in place."""
+        return self._dense is not None
 
     def dense(self) -> torch.Tensor:
         """The logits, the same tensor each time."""
@@ -95,10 +92,29 @@ class DeferredLogits(torch.Tensor):
         return self._dense
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map_only(
-            DeferredLogits, DeferredLogits.dense, (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
+        own = tree_map_only(DeferredLogits, DeferredLogits.dense, (args, kwargs or {}))
+        return func(*own[0], **own[1])
+
+
+def making_ready(load_model: Callable[..., None]) -> Callable[..., None]:
+    """``load_model`` of a runner, after which no request waits for the head to be made."""
+
+    @wraps(load_model)
+    def load(runner: Any, *args: Any, **kwargs: Any) -> None:
+        load_model(runner, *args, **kwargs)
+        configuration = runner.model_config
+        parallel = runner.vllm_config.parallel_config.world_size > 1
+        if parallel or runner.lora_config or configuration.runner_type == "pooling":
+            return
+        shape = 1, configuration.get_hidden_size()
+        try:
+            with deferring(), torch.inference_mode():
+                hidden = torch.zeros(shape, dtype=configuration.dtype, device=runner.device)
+                runner.model.compute_logits(hidden)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            logger.warning("lexshard makes its head at the first request: %s", error)
+
+    return load

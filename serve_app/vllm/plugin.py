@@ -1,4 +1,4 @@
-"""What vLLM calls when it loads the plugin: entry point ``lexshard`` of ``vllm.general_plugins``."""
+"""What vLLM calls to load the plugin: entry point ``lexshard`` of ``vllm.general_plugins``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def register() -> None:
     """Puts the certified head into this process's vLLM if ``VLLM_PLUGINS`` names it; in a version
     that is not known, nothing is changed and one line says so. May be called again."""
     if NAME not in os.environ.get("VLLM_PLUGINS", "").split(","):
-        return  # installed for something else: nobody asked for other draws here
+        return  # installed for something else: no one asked for other draws
     from lexshard.serve_app.vllm.tally import logger
 
     refusal = version_refusal()
@@ -27,11 +27,12 @@ def register() -> None:
         if not other.__module__.startswith("lexshard."):
             logger.error("lexshard does not certify here: %s is in its place.", other.__qualname__)
         return
-    from lexshard.serve_app.vllm import v1_runner
+    from lexshard.serve_app.vllm import v1_runner, v2_runner
     from lexshard.serve_app.vllm.processor import CertifiedLogitsProcessor
 
     PluggableLayer.register_oot(CertifiedLogitsProcessor, name="LogitsProcessor")
     v1_runner.install()
+    v2_runner.install()
 
 
 def version_refusal() -> str | None:

@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from lexshard.serve_app.vllm.steps import CertifiedSteps
 
 
-class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+class CertifiedLogitsProcessor(LogitsProcessor):
     """`LogitsProcessor` for models whose head can be certified; for others it is vLLM's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         configuration = get_current_vllm_config()
-        model = configuration.model_config
+        model, stages = configuration.model_config, configuration.parallel_config
         self._logprobs_mode = "raw_logprobs" if model is None else model.logprobs_mode
-        self._refusal: str | None = None
-        if configuration.lora_config is not None:
-            self._refusal = "models with LoRA adapters"
-        elif configuration.parallel_config.pipeline_parallel_size > 1:
-            self._refusal = "models in several stages of a pipeline"
-        elif self.head_dtype not in (None, torch.float32, torch.bfloat16):
-            self._refusal = f"an output head of type {self.head_dtype}"
+        refusals = {
+            "models with LoRA adapters": configuration.lora_config is not None,
+            "models in several stages of a pipeline": stages.pipeline_parallel_size > 1,
+            "a head of another type": self.head_dtype not in (None, torch.float32, torch.bfloat16),
+        }
+        self._refusal = next((reason for reason, holds in refusals.items() if holds), None)
         self._steps: CertifiedSteps | None = None
 
     def forward(
@@ -41,37 +40,34 @@ class CertifiedLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         skip_gather: bool = False,
     ) -> torch.Tensor | None:
         own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
-        if not is_deferring() or skip_gather or hidden_states.ndim != 2:
+        steps = None
+        if is_deferring() and not skip_gather and hidden_states.ndim == 2:
+            steps = self._certified(lm_head, embedding_bias)
+            if self._refusal is not None:
+                TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
+        if steps is None:
             logits: torch.Tensor | None = own()
             return logits
-        steps = self._certified(lm_head, embedding_bias)
-        if steps is None:
-            logits = own()
-            return logits
         dtype = self.head_dtype or hidden_states.dtype
-        return DeferredLogits(steps, hidden_states, self.org_vocab_size, dtype, own)
+        return DeferredLogits.of(steps, hidden_states, self.org_vocab_size, own, dtype)
 
     def _certified(self, lm_head: Any, bias: torch.Tensor | None) -> CertifiedSteps | None:
         """What decides steps, made for the weights of now."""
         # Not before: see `lexshard.serve_app.vllm.asked`.
-        from lexshard.serve_app.vllm.head import CertifiedHead, head_refusal
+        from lexshard.serve_app.vllm.head import PluginHead, head_refusal
         from lexshard.serve_app.vllm.steps import CertifiedSteps
 
-        steps = self._steps
-        if steps is not None and not steps.head.is_current():
+        if self._steps is not None and not self._steps.head.is_current():
             logger.info("the output weights have changed: lexshard reads them again")
-            steps = self._steps = None
-        if steps is not None or self._refusal is not None:
-            return steps
-        self._refusal = head_refusal(self, lm_head, bias)
-        if self._refusal is None:
+            self._steps = None
+        if self._steps is None and self._refusal is None:
+            self._refusal = head_refusal(self, lm_head, bias)
+        if self._steps is None and self._refusal is None:
+            size = self.org_vocab_size
             try:
-                weight, size = lm_head.weight, self.org_vocab_size
-                head = CertifiedHead(weight, bias, self.soft_cap, self.scale, size)
+                head = PluginHead(lm_head.weight, bias, self.soft_cap, self.scale, size)
                 self._steps = CertifiedSteps(head, self._logprobs_mode)
                 logger.info("lexshard certifies the draws from %d tokens", size)
-                return self._steps
             except (ValueError, ImportError) as error:
                 self._refusal = str(error)
-        TALLY.refuse(f"every step: {self._refusal}", 0)
-        return None
+        return self._steps

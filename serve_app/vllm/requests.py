@@ -11,23 +11,23 @@ from lexshard.actors.states.token_rules import Ids, TokenRules
 GREEDY_BELOW = 1e-5  # vLLM's own limit
 
 
-def request_refusal(parameters: Any, *, logprobs_mode: str) -> str | None:
+def request_refusal(parameters: Any, logprobs_mode: str) -> str | None:
     """Why the draws of a request cannot be certified, from vLLM's ``SamplingParams``; None if they
     can. ``logprobs_mode`` is the server's."""
-    if parameters.logprob_token_ids:
-        return "log-probabilities of named tokens"
-    if parameters.logprobs is not None:
-        if parameters.logprobs < 0:
-            return "log-probabilities of the whole vocabulary"
-        if logprobs_mode != "raw_logprobs":
-            return f"log-probabilities in mode {logprobs_mode}"
-    if parameters.thinking_token_budget is not None:
-        return "a budget of thinking tokens"
-    if parameters.trace_decode_token_ids:
-        return "tokens that are forced to follow a trace"
-    if parameters.min_tokens and parameters.structured_outputs is not None:
-        return "min_tokens of structured output"  # vLLM gives stop tokens back where they alone fit
-    return None
+    scored, structured = parameters.logprobs is not None, parameters.structured_outputs is not None
+    refusals = {
+        "log-probabilities of named tokens": parameters.logprob_token_ids,
+        "log-probabilities of the whole vocabulary": scored and parameters.logprobs < 0,
+        f"log-probabilities in mode {logprobs_mode}": scored and logprobs_mode != "raw_logprobs",
+        "log-probabilities of structured output with allowed tokens": scored
+        and structured
+        and parameters.allowed_token_ids,
+        "a budget of thinking tokens": parameters.thinking_token_budget is not None,
+        "tokens that follow a trace": parameters.trace_decode_token_ids,
+        # vLLM gives stop tokens back where they alone fit.
+        "min_tokens of structured output": structured and parameters.min_tokens,
+    }
+    return next((reason for reason, holds in refusals.items() if holds), None)
 
 
 def translated(parameters: Any, seed: int) -> SamplingParameters:

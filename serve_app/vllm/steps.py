@@ -8,18 +8,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
 from lexshard.serve_app.vllm.asked import Answer, AskedRequest
 from lexshard.serve_app.vllm.deferred import DeferredLogits
-from lexshard.serve_app.vllm.head import CertifiedHead
+from lexshard.serve_app.vllm.head import PluginHead
 from lexshard.serve_app.vllm.requests import OutputRules, request_refusal, translated
 from lexshard.serve_app.vllm.tally import TALLY
+
+UNKNOWN = "requests whose last tokens are not known yet"
+
 
 @dataclass(slots=True)
 class _Followed:
@@ -35,16 +35,13 @@ class _Followed:
 class CertifiedSteps:
     """``head`` with the requests it draws for. ``logprobs_mode`` is vLLM's."""
 
-    head: CertifiedHead
+    head: PluginHead
     logprobs_mode: str
     _followed: dict[str, _Followed] = field(default_factory=dict)
     _opened: int = 0
 
     def decide(
-        self,
-        logits: DeferredLogits,
-        asked: Sequence[AskedRequest],
-        running: Collection[str],
+        self, logits: DeferredLogits, asked: Sequence[AskedRequest], running: Collection[str]
     ) -> list[Answer | None]:
         """The tokens of every request of ``asked``; None where vLLM must draw them. Of requests
         that are not among the ``running`` ones any more nothing is kept."""
@@ -52,11 +49,11 @@ class CertifiedSteps:
             for gone in self._followed.keys() - set(running):
                 self._forget(gone)
         answers: list[Answer | None] = [None] * len(asked)
+        if logits.is_read():
+            TALLY.refuse("logits that were read before they were sampled from", len(logits))
+            return answers
         places: list[tuple[int, _Followed]] = []
-        sequences: list[int] = []
-        drafted: list[tuple[int, ...]] = []
-        masks: list[Mask | None] = []
-        rows: list[int] = []
+        rows: list[tuple[int, int, tuple[int, ...], Mask | None]] = []
         for place, request in enumerate(asked):
             followed = self._follow(request)
             if isinstance(followed, str):
@@ -66,75 +63,69 @@ class CertifiedSteps:
             places.append((place, followed))
             for guesses in range(1 + len(request.drafts)):
                 row = request.first + guesses
-                rows.append(row)
-                sequences.append(followed.sequence)
-                drafted.append(request.drafts[:guesses])
-                masks.append(self._mask(logits.masks.get(row), followed.allowed))
+                words = logits.masks.get(row)
+                if words is not None and followed.allowed is not None:
+                    words = words & followed.allowed.words
+                mask = None if words is None else self.head.masks.of(words)
+                rows.append((row, followed.sequence, request.drafts[:guesses], mask))
         if not rows:
             return answers
+        numbers, sequences, drafted, masks = zip(*rows, strict=True)
         names = RowNames(
-            tuple(sequences),
-            tuple(drafted) if any(drafted) else (),
-            masks=tuple(masks) if logits.masks else (),
+            sequences, drafted if any(drafted) else (), masks=masks if logits.masks else ()
         )
-        hidden = logits.hidden if len(rows) == len(logits.hidden) else logits.hidden[rows]
+        whole = len(rows) == len(logits.hidden)
+        hidden = logits.hidden if whole else logits.hidden[list(numbers)]
         try:
-            decisions = self.head.decide(hidden, names)
+            left = iter(self.head.decide(hidden, names))
         except NonFiniteHiddenError:
             TALLY.refuse("steps with hidden states that are not finite", len(rows))
             return answers
-        first = 0
         for place, followed in places:
-            count = 1 + len(asked[place].drafts)
-            answer = _accepted(decisions[first : first + count], asked[place].drafts)
-            first += count
-            if answer is None:
-                TALLY.refuse("rows that no token is left for", count)
-                followed.drawn = ()
-                continue
-            TALLY.certified += count
-            followed.drawn = tuple(each.token_id for each in answer)
+            drafts = asked[place].drafts
+            answer = _accepted([next(left) for _ in range(1 + len(drafts))], drafts)
             answers[place] = answer
+            followed.drawn = tuple(each.token_id for each in answer or ())
+            if answer is None:
+                TALLY.refuse("rows that no token is left for", 1 + len(drafts))
+            else:
+                TALLY.certified += 1 + len(drafts)
         return answers
+
+    def certifies(self, parameters: Any) -> bool:
+        """Whether requests with vLLM's ``SamplingParams`` get their tokens here."""
+        return request_refusal(parameters, self.logprobs_mode) is None
 
     def _follow(self, asked: AskedRequest) -> _Followed | str:
         """The request as it stands before this step's tokens, or why it cannot be followed."""
         known = self._followed.get(asked.request_id)
-        if known is not None and known.parameters is not asked.parameters:
-            self._forget(asked.request_id)
-            known = None
-        if known is not None:
-            state = self.head.states[known.sequence]
-            have = len(state.history)
-            if have <= asked.length:
-                fresh: Sequence[int] = known.drawn[: asked.length - have]
-                if len(fresh) < asked.length - have:
-                    fresh = asked.tokens(have, asked.length)
-                if min(fresh, default=0) < 0:
-                    return "requests whose last tokens are not known yet"
-                state.append(*fresh)
-                known.drawn = ()
-                return known
-            self._forget(asked.request_id)  # it was taken back
-        return self._open(asked)
+        history = [] if known is None else self.head.states[known.sequence].history
+        have = len(history)
+        if known is None or known.parameters is not asked.parameters or have > asked.length:
+            self._forget(asked.request_id)  # another one of that name, or tokens were taken back
+            return self._open(asked)
+        fresh: Sequence[int] = known.drawn[: asked.length - have]
+        if len(fresh) < asked.length - have:
+            fresh = asked.tokens(have, asked.length)
+        if min(fresh, default=0) < 0:
+            return UNKNOWN
+        self.head.states[known.sequence].append(*fresh)
+        known.drawn = ()
+        return known
 
     def _open(self, asked: AskedRequest) -> _Followed | str:
-        refusal = request_refusal(asked.parameters, logprobs_mode=self.logprobs_mode)
-        if refusal is not None:
-            return refusal
+        refusal = request_refusal(asked.parameters, self.logprobs_mode)
         tokens = tuple(asked.tokens(0, asked.length))
-        if min(tokens, default=0) < 0:
-            return "requests whose last tokens are not known yet"
+        if refusal is not None or min(tokens, default=0) < 0:
+            return refusal or UNKNOWN
         seed = asked.parameters.seed
-        seed = secrets.randbits(63) if seed is None else seed
-        parameters = translated(asked.parameters, seed)
+        parameters = translated(asked.parameters, secrets.randbits(63) if seed is None else seed)
         prompt, output = tokens[: asked.prompt_length], tokens[asked.prompt_length :]
         request = Request(asked.request_id, 0, prompt, parameters, resumed_ids=output)
         rules = OutputRules(parameters, self.head.vocabulary_size, len(prompt))
-        sequence = self._opened
         self._opened += 1
-        self.head.states.open(sequence, request, rules)
-        opened = _Followed(asked.parameters, sequence, rules.mask)
+        self.head.states.open(self._opened, request, rules)
+        opened = _Followed(asked.parameters, self._opened, rules.mask)
         self._followed[asked.request_id] = opened
         return opened
 
@@ -142,12 +133,6 @@ class CertifiedSteps:
         known = self._followed.pop(request_id, None)
         if known is not None:
             self.head.states.close(known.sequence)
-
-    def _mask(self, words: npt.NDArray[np.uint64] | None, allowed: Mask | None) -> Mask | None:
-        """What a grammar's ``words`` and the request's ``allowed`` tokens have in common."""
-        if words is None:
-            return None
-        return self.head.masks.of(words if allowed is None else words & allowed.words)
 
 
 def _accepted(

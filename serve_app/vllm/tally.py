@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
-from vllm.logger import init_logger
-
-# Below vLLM's own loggers, whose handlers and levels hold for it.
-logger = init_logger("vllm.lexshard")
+logger = logging.getLogger("vllm.lexshard")  # vLLM's handlers and levels hold for it
 
 
 class Tally:

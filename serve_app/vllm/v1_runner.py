@@ -3,17 +3,19 @@ decided by the certified head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_words
-from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring
+from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, making_ready
 from lexshard.serve_app.vllm.tally import TALLY
 
 BUILT_IN = {"MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor"}
@@ -21,20 +23,12 @@ BUILT_IN = {"MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsP
 
 def install() -> None:
     """Makes the runner ask for deferred logits and decide them."""
+    for runner in (gpu_model_runner.GPUModelRunner, CPUModelRunner):
+        runner.load_model = making_ready(runner.load_model)
     runner = gpu_model_runner.GPUModelRunner
-    for name in ("execute_model", "_dummy_sampler_run"):
-        setattr(runner, name, _with_deferred_logits(getattr(runner, name)))
+    runner.execute_model = deferring()(runner.execute_model)
     runner._sample = _decided(runner._sample)
     gpu_model_runner.apply_grammar_bitmask = _noting_masks(gpu_model_runner.apply_grammar_bitmask)
-
-
-def _with_deferred_logits(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    def deferred(*args: Any, **kwargs: Any) -> Any:
-        with deferring():
-            return method(*args, **kwargs)
-
-    return deferred
 
 
 def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
@@ -46,18 +40,20 @@ def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
             apply(scheduler_output, grammar_output, batch, logits)
             return
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        firsts, row = {}, 0
-        for request_id in batch.req_ids:
-            firsts[request_id] = row
-            row += 1 + len(drafts.get(request_id, ()))
-        masks, place = {}, 0
-        for request_id in grammar_output.structured_output_request_ids:
-            count = 1 + len(drafts.get(request_id, ()))
-            if request_id in firsts:
-                for each in range(count):
-                    packed = grammar_output.grammar_bitmask[place + each]
-                    masks[firsts[request_id] + each] = mask_words(packed, logits.shape[1])
-            place += count
+
+        def rows(names: Any) -> Iterator[tuple[str, int]]:  # a row for each guess, and one
+            return ((name, i) for name in names for i in range(1 + len(drafts.get(name, ()))))
+
+        places = {each: row for row, each in enumerate(rows(batch.req_ids))}
+        masks = {
+            places[each]: mask_words(packed, logits.shape[1])
+            for each, packed in zip(
+                rows(grammar_output.structured_output_request_ids),
+                grammar_output.grammar_bitmask,
+                strict=False,
+            )
+            if each in places
+        }
         logits.constrain(masks, partial(apply, scheduler_output, grammar_output, batch))
 
     return noting
@@ -74,62 +70,60 @@ def _decided(own: Callable[..., SamplerOutput]) -> Callable[..., SamplerOutput]:
         if refusal is not None:
             TALLY.refuse(refusal, len(logits))
             return own(runner, logits.dense(), metadata)
-        runner.input_batch.update_async_output_token_ids()
+        batch = runner.input_batch
+        batch.update_async_output_token_ids()
+        for place in list(batch.generators):
+            # Not used: and vLLM takes back from it what it had for a draw that is discarded.
+            if logits.decider.certifies(runner.requests[batch.req_ids[place]].sampling_params):
+                del batch.generators[place]
         asked = _asked(runner, metadata)
         found = logits.decider.decide(logits, [each for _, each in asked], runner.requests)
-        answers: list[Answer | None] = [None] * runner.input_batch.num_reqs
+        answers: list[Answer | None] = [None] * batch.num_reqs
         for (place, _), answer in zip(asked, found, strict=True):
             answers[place] = answer
-            if answer is not None:
-                # Its seed is not for this generator, whose offset vLLM takes back where a draw is
-                # discarded.
-                runner.input_batch.generators.pop(place, None)
-        theirs = own(runner, logits.dense(), metadata) if None in found else None
-        return _output(runner, answers, metadata, theirs, logits.device)
+        if None in found:
+            output = own(runner, logits.dense(), metadata)
+        else:
+            output = _blank(len(answers), metadata, batch.sampling_metadata.max_num_logprobs)
+        return _with(output, answers, logits.device)
 
     return sample
 
 
 def _refusal(runner: Any) -> str | None:
-    processors = runner.input_batch.logitsprocs
-    for each in (*processors.non_argmax_invariant, *processors.argmax_invariant):
-        if type(each).__name__ not in BUILT_IN:
-            return f"steps with the logits processor {type(each).__name__}"
-    return None
+    own = runner.input_batch.logitsprocs
+    every = (*own.non_argmax_invariant, *own.argmax_invariant)
+    other = sorted({type(each).__name__ for each in every} - BUILT_IN)
+    return f"steps with the logits processors {', '.join(other)}" if other else None
 
 
 def _asked(runner: Any, metadata: Any) -> list[tuple[int, AskedRequest]]:
     """The requests that draw, with their places in the batch; those amid their prompts do not."""
     batch = runner.input_batch
     count = batch.num_reqs
-    discarded = runner.discard_request_mask.np[:count].tolist()
-    if metadata is None:
-        lasts = runner.query_start_loc.np[1 : count + 1] - 1
-        lengths = (runner.positions[torch.from_numpy(lasts).long()] + 1).tolist()
-        firsts, drafts = list(range(count)), [()] * count
-    else:
-        drafted = metadata.draft_token_ids.tolist()
-        ends = np.cumsum(metadata.num_draft_tokens).tolist()
-        numbers = metadata.num_draft_tokens
-        drafts = [tuple(drafted[end - n : end]) for end, n in zip(ends, numbers, strict=True)]
-        firsts = [end - n + place for place, (end, n) in enumerate(zip(ends, numbers, strict=True))]
-        lengths = (runner.positions[metadata.logits_indices[firsts]] + 1).tolist()
-    return [
-        (
-            place,
-            AskedRequest(
-                batch.req_ids[place],
-                runner.requests[batch.req_ids[place]].sampling_params,
-                int(batch.num_prompt_tokens[place]),
-                lengths[place],
-                firsts[place],
-                drafts[place],
-                partial(_tokens, batch, place),
-            ),
+    guessed, numbers = [], np.zeros(count, np.int64)
+    if metadata is not None:
+        guessed = metadata.draft_token_ids.tolist()
+        numbers[:] = metadata.num_draft_tokens
+    ends = np.cumsum(numbers)
+    firsts = ends - numbers + np.arange(count)
+    lasts = torch.from_numpy(runner.query_start_loc.np[1 : count + 1] - 1 - numbers)
+    lengths = (runner.positions[lasts.long().to(runner.device)] + 1).tolist()
+    asked = []
+    for place in np.flatnonzero(~runner.discard_request_mask.np[:count]).tolist():
+        own = guessed[ends[place] - numbers[place] : ends[place]]
+        name = batch.req_ids[place]
+        request = AskedRequest(
+            name,
+            runner.requests[name].sampling_params,
+            int(batch.num_prompt_tokens[place]),
+            lengths[place],
+            int(firsts[place]),
+            tuple(takewhile(lambda guess: guess >= 0, own)),  # the others are padding
+            partial(_tokens, batch, place),
         )
-        for place in range(count)
-        if not discarded[place]
-    ]
+        asked.append((place, request))
+    return asked
 
 
 def _tokens(batch: Any, place: int, first: int, last: int) -> list[int]:
@@ -138,34 +132,24 @@ def _tokens(batch: Any, place: int, first: int, last: int) -> list[int]:
     return tokens
 
 
-def _output(
-    runner: Any,
-    answers: list[Answer | None],
-    metadata: Any,
-    theirs: SamplerOutput | None,
-    device: torch.device,
-) -> SamplerOutput:
-    """``answers`` as vLLM's sampler gives them, in ``theirs`` where it drew for some requests."""
-    wanted = runner.input_batch.sampling_metadata.max_num_logprobs
-    if theirs is not None:
-        tokens, scores = theirs.sampled_token_ids.cpu(), theirs.logprobs_tensors
-        kept = None if scores is None else tuple(each.cpu() for each in scores[:3])
-    else:
-        width = 1 if metadata is None else metadata.max_spec_len + 1
-        tokens = torch.full((len(answers), width), -1, dtype=torch.int32)
-        tokens[:, 0] = 0  # of requests amid their prompts, which vLLM discards
-        rows = tokens.numel()
-        kept = None
-        if wanted is not None:
-            kept = (
-                torch.zeros((rows, wanted + 1), dtype=torch.int32),
-                torch.zeros((rows, wanted + 1)),
-                torch.zeros(rows, dtype=torch.int64),
-            )
-    as_tensors(answers, tokens, kept)
-    return SamplerOutput(
-        sampled_token_ids=tokens.to(device),
-        logprobs_tensors=None
-        if kept is None
-        else LogprobsTensors(*(each.to(device) for each in kept)),
-    )
+def _blank(rows: int, metadata: Any, wanted: int | None) -> SamplerOutput:
+    """What vLLM's sampler gives for so many requests, of which ``wanted`` log-probabilities are
+    asked at most; a first token stands for those amid their prompts, which vLLM discards."""
+    width = 1 if metadata is None else metadata.max_spec_len + 1
+    tokens = torch.full((rows, width), -1, dtype=torch.int32)
+    tokens[:, 0] = 0
+    scores = None if wanted is None else LogprobsTensors.empty_cpu(rows * width, wanted + 1)
+    return SamplerOutput(tokens, scores)
+
+
+def _with(output: SamplerOutput, answers: list[Answer | None], device: Any) -> SamplerOutput:
+    """``output`` with the ``answers`` written over it."""
+    names = ("logprob_token_ids", "logprobs", "selected_token_ranks")
+    scores = output.logprobs_tensors
+    own = () if scores is None else [getattr(scores, name) for name in names]
+    tensors = [each.cpu() for each in (output.sampled_token_ids, *own)]
+    as_tensors(answers, *tensors)
+    output.sampled_token_ids, *own = (each.to(device) for each in tensors)
+    if scores is not None:
+        output.logprobs_tensors = scores._replace(**dict(zip(names, own, strict=True)))
+    return output

@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 EXAMPLE = DOCS / "serve.example.yaml"
 # What docs/serving.md says of options that decide for themselves when nobody does.
 AUTOMATIC = {
+    "on loopback",
     "the folder's name",
     "main",
     "the model's",

@@ -15,8 +15,8 @@ from lexshard.actors.head.sharded.part import build_ladder
 from lexshard.actors.states.row_table import RowTable
 from lexshard.loadtest.bench import shards
 from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
+from lexshard.loadtest.bench.contenders.shard_processes import RecordedShard, TimedShard
 from lexshard.loadtest.bench.options.shards import add_arguments
-from lexshard.loadtest.bench.shard_processes import RecordedShard, TimedShard
 from lexshard.loadtest.bench.shards import (
     NEEDS,
     ShardCase,

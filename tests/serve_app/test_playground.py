@@ -13,6 +13,7 @@ import pytest
 
 from lexshard.actors.role import Place, RunningRole, here
 from lexshard.cluster.config import ServeConfig
+from lexshard.serve_app.build import page_as_asked
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.playground.page import FOLDER, KINDS
 from lexshard.serve_app.start.preflight import check_settings
@@ -40,13 +41,17 @@ def test_it_is_there_on_loopback_and_elsewhere_where_it_is_asked_for() -> None:
         for path in ("/", "/playground/main.js", "/playground/about"):
             assert fetched(path, **absent).status_code == 404
     assert fetched("/", host="0.0.0.0", playground=True).status_code == 200
-    for host, own in {
-        "127.0.0.9": True,
-        "::1": True,
-        "localhost": True,
-        "a.example": False,
-    }.items():
+    names = {"127.0.0.9": True, "::1": True, "localhost": True, "a.example": False}
+    for host, own in names.items():
         assert ServeConfig(model="a", host=host).has_playground == own
+
+
+def test_a_proxys_path_has_it_and_who_cannot_know_where_it_listens_has_none() -> None:
+    assert fetched("/llm/", root_path="/llm").status_code == 200
+    assert fetched("/llm/playground/main.js", root_path="/llm").status_code == 200
+    assert not page_as_asked(ServeConfig(model="a")).has_playground
+    asked = page_as_asked(ServeConfig(model="a", playground=True, playground_kills=True))
+    assert (asked.has_playground, asked.lets_page_kill) == (True, False)
 
 
 def test_it_is_small_and_needs_nothing_from_elsewhere() -> None:
@@ -73,9 +78,8 @@ def test_a_policy_lets_it_run_and_load_its_own_files_alone() -> None:
 def test_a_file_that_is_known_is_not_sent_again_and_none_is_read_beside_them() -> None:
     async def check(client: Client) -> None:
         first = await client.get("/playground/main.js")
-        again = await client.get(
-            "/playground/main.js", headers={"if-none-match": first.headers["etag"]}
-        )
+        known = {"if-none-match": first.headers["etag"]}
+        again = await client.get("/playground/main.js", headers=known)
         assert (again.status_code, again.content) == (304, b"")
         for name in ("page.py", "..%2Fapp.py", "%2Fetc%2Fpasswd", "index.html", "none.js"):
             assert (await client.get(f"/playground/{name}")).status_code == 404, name

@@ -81,7 +81,7 @@ def test_a_response_has_the_id_of_its_log_line(caplog: pytest.LogCaptureFixture)
 
 def test_unknown_paths_and_methods_have_the_error_shape() -> None:
     async def check(client: Client) -> None:
-        for path in ("/", "/v1/embeddings", "/health/"):
+        for path in ("/nowhere", "/v1/embeddings", "/health/"):
             reply = await client.get(path)
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
         reply = await client.get("/v1/completions")

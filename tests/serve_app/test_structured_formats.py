@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 
 from lexshard.serve_app.openai.errors import ApiError
-from tests.serve_app.test_structured_grammars import BYTES, LIMITS, matches, read
+from tests.support.constraint_texts import BYTES, LIMITS, matches, read
 
 
 def text(value: str) -> dict[str, Any]:

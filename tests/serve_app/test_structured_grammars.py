@@ -6,42 +6,26 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 
-from lexshard.actors.grammar.limits import PARSER
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.structured.applying import checked_notes
 from lexshard.serve_app.structured.compiling import Compiled
 from lexshard.serve_app.structured.constraint import Constraint
-from lexshard.serve_app.structured.fields import ConstraintFields
-from lexshard.serve_app.structured.reading import read_constraint
 from lexshard.serve_app.structured.schemas import parts
+from tests.support.constraint_texts import BYTES, LIMITS, matches, read
 from tests.support.paths import ROOT
 
-BYTES = LLTokenizer("byte")
-LIMITS = LLParserLimits(**PARSER)
 SUITE = json.loads(
     (ROOT / "tests/data/json-schema-test-suite/draft2020-12.json").read_text(encoding="utf-8")
 )
 POINT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-def read(fields: dict[str, Any], special_tokens: tuple[str, ...] = ()) -> Constraint:
-    constraint = read_constraint(ConstraintFields.model_validate(fields), special_tokens)
-    assert constraint is not None
-    return constraint
-
-
 def compiled(constraint: Constraint) -> tuple[LLMatcher, tuple[str, ...]]:
     matcher = LLMatcher(BYTES, constraint.text(), log_level=0, limits=LIMITS)
     outcome = Compiled(matcher.get_error() or None, tuple(matcher.get_grammar_warnings()))
     return matcher, checked_notes(outcome, constraint)
-
-
-def matches(matcher: LLMatcher, text: str) -> bool:
-    matcher.reset()
-    data = list(text.encode())
-    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
 def said(fields: dict[str, Any], text: str) -> bool:

@@ -24,7 +24,7 @@ def browser() -> Iterator[Any]:
     """Skips the test where there is none, unless the environment says that there must be."""
     path = chromium()
     if path is None:
-        if os.environ.get("LEXSHARD_TESTS_NEED_CHROMIUM"):
+        if os.environ.get("TESTS_NEED_CHROMIUM"):
             pytest.fail("no Chromium: .ci/browser installs it")
         pytest.skip("no Chromium on this machine: .ci/browser installs it on Debian and Ubuntu")
     from playwright.sync_api import sync_playwright

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lexshard.loadtest.bench.frame import add_common_arguments, add_threads, count, names_of, numbers
+from lexshard.loadtest.bench.frame import (
+    add_common_arguments,
+    add_threads,
+    count,
+    names_of,
+    numbers,
+)
 from lexshard.loadtest.bench.options.sampler import SETTINGS
 
 DTYPES = ("bfloat16", "float32")

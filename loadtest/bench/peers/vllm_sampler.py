@@ -30,7 +30,7 @@ class SampledBatch:
     """A batch of one setting, its metadata as the engine keeps it from step to step."""
 
     def __init__(self, folder: Path, setting: dict[str, Any], threads: int) -> None:
-        from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
+        from vllm.v1.sample.sampler import Sampler
 
         torch.set_num_threads(threads)
         self._folder = folder
@@ -71,13 +71,13 @@ class SampledBatch:
 
 
 def metadata(setting: dict[str, Any], prompts: torch.Tensor, outputs: list[list[int]]) -> Any:
-    from vllm import SamplingParams  # type: ignore[import-not-found]
-    from vllm.v1.sample.logits_processor import (  # type: ignore[import-not-found]
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import (
         BatchUpdate,
         LogitsProcessors,
         MinPLogitsProcessor,
     )
-    from vllm.v1.sample.metadata import SamplingMetadata  # type: ignore[import-not-found]
+    from vllm.v1.sample.metadata import SamplingMetadata
 
     rows = len(prompts)
 
@@ -133,8 +133,8 @@ def main() -> None:
     # vLLM writes to standard output as it likes: the answers get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    import vllm.v1.sample.sampler  # type: ignore[import-not-found]  # noqa: F401
-    from vllm.platforms import current_platform  # type: ignore[import-not-found]
+    import vllm.v1.sample.sampler  # noqa: F401
+    from vllm.platforms import current_platform
 
     current_platform.import_kernels()
     gc.collect()

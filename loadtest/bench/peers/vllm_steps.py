@@ -20,13 +20,21 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
     ``prompts`` are token ids, ``parameters`` those of ``SamplingParams``, of each or of all.
     """
     from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import (
+        StructuredOutputsParams,
+    )
 
     prompts, parameters = asked["prompts"], asked["parameters"]
     if isinstance(parameters, dict):
         parameters = [parameters] * len(prompts)
     for place, (ids, own) in enumerate(zip(prompts, parameters, strict=True)):
-        settings = SamplingParams(ignore_eos=True, detokenize=False, **own)
+        own = {"ignore_eos": True, "detokenize": False, **own}
+        if "structured_outputs" in own:
+            own["structured_outputs"] = StructuredOutputsParams(**own["structured_outputs"])
+        if "logit_bias" in own:  # whose keys JSON has made text
+            own["logit_bias"] = {int(i): value for i, value in own["logit_bias"].items()}
+        settings = SamplingParams(**own)
         engine.add_request(f"{turn}-{place}", TokensPrompt(prompt_token_ids=ids), settings)
     seconds: list[float] = []
     outputs: dict[int, Any] = {}
@@ -38,7 +46,8 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
         for each in told:
             outputs[int(each.request_id.split("-")[1])] = each.outputs[0]
         now = {place: len(each.token_ids) for place, each in outputs.items()}
-        if len(now) == len(prompts) and all(have[place] and now[place] > have[place] for place in now):
+        grown = [have[place] and now[place] > have[place] for place in now]
+        if len(now) == len(prompts) and all(grown):
             seconds.append(taken)
         have.update(now)
     answers = [outputs[place] for place in sorted(outputs)]
@@ -80,7 +89,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if "load" in asked:
-            from vllm import LLM  # type: ignore[import-not-found]
+            from vllm import LLM
 
             engine = LLM(**asked["load"]).llm_engine
             tell({})

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def load(task: dict[str, Any]) -> Any:
-    from vllm import LLM  # type: ignore[import-not-found]
+    from vllm import LLM
 
     speculation = None
     if task["draft"] is not None:
@@ -42,8 +42,8 @@ def load(task: dict[str, Any]) -> Any:
 def run(engine: Any, case: list[dict[str, Any]], turn: int) -> dict[str, Any]:
     """Submit a case's requests together and step until all have ended."""
     from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
-    from vllm.sampling_params import (  # type: ignore[import-not-found]
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import (
         RequestOutputKind,
     )
 

@@ -1,0 +1,115 @@
+"""vLLM's second model runner (``v1/worker/gpu/model_runner.py``), with draws of the certified head.
+
+Batches with guesses and those whose logits something of vLLM reads are vLLM's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import torch
+
+from lexshard.serve_app.vllm.asked import AskedRequest, mask_words
+from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, making_ready
+from lexshard.serve_app.vllm.tally import TALLY
+
+BUILT_IN = {"LogitBiasState", "PenaltiesState", "BadWordsState"}
+
+
+def install() -> None:
+    """Makes the runner ask for deferred logits, and its sampler decide them."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker as Worker
+
+    GPUModelRunner.sample = _with_deferred_logits(GPUModelRunner.sample)
+    GPUModelRunner.load_model = making_ready(GPUModelRunner.load_model)
+    Sampler.add_request = _remembering(Sampler.add_request)
+    Sampler.sample = drawn_by_head(Sampler.sample)
+    Worker.apply_grammar_bitmask = _noting_masks(Worker.apply_grammar_bitmask)
+
+
+def batch_refusal(sampler: Any, batch: Any) -> str | None:
+    """Why vLLM must compute the logits of a batch; None if it need not."""
+    scored = sampler.get_logprobs_dims(batch.idx_mapping_np) is not None
+    refusals = {
+        "guesses": batch.num_draft_tokens,
+        "log-probabilities": scored,
+        "other logits processors": {type(each).__name__ for each in sampler.logits_processors}
+        - BUILT_IN,
+        "checks of logits": sampler.compute_nans or sampler.return_sampling_mask,
+    }
+    found = next((reason for reason, holds in refusals.items() if holds), None)
+    return found and f"batches with {found} in vLLM's second model runner"
+
+
+def _with_deferred_logits(own: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(own)
+    def sample(runner: Any, hidden: torch.Tensor, batch: Any, grammar: Any) -> Any:
+        refusal = batch_refusal(runner.sampler, batch)
+        if refusal is not None:
+            TALLY.refuse(refusal, len(batch.logits_indices))
+            return own(runner, hidden, batch, grammar)
+        with deferring():
+            return own(runner, hidden, batch, grammar)
+
+    return sample
+
+
+def _remembering(add_request: Callable[..., None]) -> Callable[..., None]:
+    @wraps(add_request)
+    def remembering(sampler: Any, place: int, parameters: Any) -> None:
+        add_request(sampler, place, parameters)
+        sampler.__dict__.setdefault("lexshard_parameters", {})[place] = parameters
+
+    return remembering
+
+
+def drawn_by_head(own: Callable[..., Any]) -> Callable[..., Any]:
+    """``sample``: the tokens [N] of certified rows, vLLM's ``own`` of what is left."""
+
+    @wraps(own)
+    def sample(
+        sampler: Any, logits: Any, expanded: Any, places: Any, *rest: Any, **named: Any
+    ) -> Any:
+        if not isinstance(logits, DeferredLogits):
+            return own(sampler, logits, expanded, places, *rest, **named)
+        states, asked, rows = sampler.req_states, [], []
+        for row, (place, before) in enumerate(zip(rest[0].tolist(), rest[1].tolist(), strict=True)):
+            if before + 1 < states.prefill_len.np[place]:
+                continue  # amid its prompt
+            name, parameters = states.index_to_req_id[place], sampler.lexshard_parameters[place]
+            prompt, tokens = int(states.prompt_len.np[place]), partial(_tokens, states, place)
+            asked.append(AskedRequest(name, parameters, prompt, before + 1, row, (), tokens))
+            rows.append(row)
+        found = logits.decider.decide(logits, asked, states.req_id_to_index)
+        drawn = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        processed = logits
+        if None in found:
+            drawn, processed = own(sampler, logits.dense(), expanded, places, *rest, **named)
+        for row, answer in zip(rows, found, strict=True):
+            if answer is not None:
+                drawn[row] = answer[0].token_id
+        return drawn, processed
+
+    return sample
+
+
+def _tokens(states: Any, place: int, first: int, last: int) -> list[int]:
+    tokens: list[int] = states.all_token_ids.gpu[place, first:last].tolist()
+    return tokens
+
+
+def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
+    @wraps(apply)
+    def noting(worker: Any, logits: Any, batch: Any, names: list[str], packed: Any) -> None:
+        if not isinstance(logits, DeferredLogits):
+            apply(worker, logits, batch, names, packed)
+            return
+        rows = [batch.req_ids.index(name) for name in names]
+        masks = {row: mask_words(packed[i], logits.shape[1]) for i, row in enumerate(rows)}
+        logits.constrain(masks, lambda dense: apply(worker, dense, batch, names, packed))
+
+    return noting

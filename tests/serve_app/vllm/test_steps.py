@@ -1,0 +1,374 @@
+"""Steps without vLLM: requests are followed, guesses stand or fall, logits are made when read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_words
+from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
+from lexshard.serve_app.vllm.head import PluginHead, head_refusal
+from lexshard.serve_app.vllm.requests import request_refusal
+from lexshard.serve_app.vllm.steps import CertifiedSteps
+from lexshard.serve_app.vllm.tally import TALLY
+from lexshard.serve_app.vllm.v2_runner import BUILT_IN, batch_refusal, drawn_by_head
+
+SIZE, COLUMNS = 500, 32
+RAW = "raw_logprobs"
+
+
+def parameters(**changed: Any) -> SimpleNamespace:
+    """Those of vLLM, as far as they are looked at."""
+    defaults: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": None,
+        "bad_words_token_ids": None,
+        "allowed_token_ids": None,
+        "min_tokens": 0,
+        "all_stop_token_ids": set(),
+        "logprobs": None,
+        "logprob_token_ids": None,
+        "thinking_token_budget": None,
+        "trace_decode_token_ids": None,
+        "structured_outputs": None,
+        "seed": 3,
+    }
+    return SimpleNamespace(**{**defaults, **changed})
+
+
+@pytest.fixture(scope="module")
+def weight() -> torch.Tensor:
+    return torch.randn(SIZE, COLUMNS, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def head(weight: torch.Tensor) -> PluginHead:
+    return PluginHead(weight, None, None, 1.0, SIZE)
+
+
+@pytest.fixture
+def steps(head: PluginHead, weight: torch.Tensor) -> Iterator[CertifiedSteps]:
+    made = CertifiedSteps(head, RAW)
+    yield made
+    end(made, weight)
+
+
+def hidden_states(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
+
+
+def deferred(steps: CertifiedSteps, hidden: torch.Tensor, weight: torch.Tensor) -> DeferredLogits:
+    return DeferredLogits.of(steps, hidden, SIZE, lambda: hidden @ weight.T, dtype=torch.float32)
+
+
+def end(steps: CertifiedSteps, weight: torch.Tensor) -> None:
+    """No request is running any more."""
+    steps.decide(deferred(steps, hidden_states(1), weight), [], [])
+
+
+def asked(
+    own: Any,
+    tokens: Sequence[int] = (5, 6, 7),
+    drafts: tuple[int, ...] = (),
+    *,
+    name: str = "one",
+    first: int = 0,
+    prompt: int = 2,
+) -> AskedRequest:
+    known = list(tokens)
+    return AskedRequest(
+        name, own, prompt, len(known), first, drafts, lambda begin, end: known[begin:end]
+    )
+
+
+def test_a_greedy_row_is_the_best_token_and_no_logits_are_made(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    hidden = hidden_states(2)
+    logits = DeferredLogits.of(steps, hidden, SIZE, pytest.fail, dtype=torch.float32)
+    own = parameters()
+    requests = [asked(own), asked(own, name="two", first=1)]
+    found = steps.decide(logits, requests, ["one", "two"])
+    best = (hidden @ weight.T).argmax(dim=1).tolist()
+    assert [answer and answer[0].token_id for answer in found] == best
+    assert (logits.shape, logits.dtype) == ((2, SIZE), torch.float32)
+
+
+def test_a_seed_draws_the_same_alone_drafted_and_after_it_was_taken_back(
+    head: PluginHead, weight: torch.Tensor
+) -> None:
+    own = parameters(temperature=1.0, repetition_penalty=1.2, top_k=40)
+    hidden = hidden_states(4, seed=2)
+    one_by_one: list[int] = []
+    alone = CertifiedSteps(head, RAW)
+    for row in range(4):
+        logits = deferred(alone, hidden[row : row + 1], weight)
+        [answer] = alone.decide(logits, [asked(own, [5, 6, *one_by_one])], ["one"])
+        assert answer is not None
+        one_by_one.append(answer[0].token_id)
+    end(alone, weight)
+    steps = CertifiedSteps(head, RAW)
+    guesses = (*one_by_one[:2], (one_by_one[2] + 1) % SIZE)  # the third is wrong
+    [answer] = steps.decide(deferred(steps, hidden, weight), [asked(own, [5, 6], guesses)], ["one"])
+    assert answer is not None
+    assert [each.token_id for each in answer] == one_by_one[:3]
+    # What it drew need not be told; two of it are taken back.
+    unknown = [5, 6, *[-1] * 3]
+    [answer] = steps.decide(deferred(steps, hidden[3:], weight), [asked(own, unknown)], ["one"])
+    assert answer is not None
+    assert answer[0].token_id == one_by_one[3]
+    back = asked(own, [5, 6, one_by_one[0]])
+    [answer] = steps.decide(deferred(steps, hidden[1:2], weight), [back], ["one"])
+    assert answer is not None
+    assert answer[0].token_id == one_by_one[1]
+    end(steps, weight)
+
+
+def test_what_cannot_be_followed_is_left_and_counted(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    logits = deferred(steps, hidden_states(4), weight)
+    budget = parameters(thinking_token_budget=5)
+    requests = [
+        asked(budget),
+        asked(parameters(), [5, -1], name="two", first=1),
+        asked(parameters(allowed_token_ids=[]), name="three", first=2),
+        asked(parameters(), name="four", first=3),
+    ]
+    before = TALLY.refused.copy()
+    found = steps.decide(logits, requests, ["one", "two", "three", "four"])
+    assert [answer is None for answer in found] == [True, True, True, False]
+    assert dict(TALLY.refused - before) == {
+        "a budget of thinking tokens": 1,
+        "requests whose last tokens are not known yet": 1,
+        "rows that no token is left for": 1,
+    }
+
+
+def test_hidden_states_that_are_not_finite_are_left(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    hidden = hidden_states(1)
+    hidden[0, 3] = torch.nan
+    assert steps.decide(deferred(steps, hidden, weight), [asked(parameters())], ["one"]) == [None]
+
+
+def test_a_grammars_mask_and_allowed_tokens_hold_together(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    hidden = hidden_states(1)
+    logits = deferred(steps, hidden, weight)
+    packed = np.zeros(-(-SIZE // 32), np.uint32)
+    for token in range(100, 200):
+        packed[token // 32] |= np.uint32(1 << token % 32)
+    words = mask_words(packed.view(np.int32), SIZE)
+    logits.constrain({0: words}, lambda dense: dense[:, :100].fill_(-torch.inf))
+    own = parameters(allowed_token_ids=list(range(150, 300)))
+    [answer] = steps.decide(logits, [asked(own)], ["one"])
+    assert answer is not None
+    assert answer[0].token_id == 150 + int((hidden @ weight.T)[0, 150:200].argmax())
+    assert int(logits.argmin()) < 100  # what is read is masked, too
+
+
+def test_every_operation_reads_the_logits_once(steps: CertifiedSteps, weight: torch.Tensor) -> None:
+    made: list[torch.Tensor] = []
+
+    def compute() -> torch.Tensor:
+        made.append(hidden_states(2) @ weight.T)
+        return made[-1]
+
+    logits = DeferredLogits.of(steps, hidden_states(2), SIZE, compute, dtype=torch.float32)
+    assert (len(made), logits.is_cpu) == (0, True)
+    assert torch.equal(logits.softmax(dim=1), made[0].softmax(dim=1))
+    logits.fill_(1.0)
+    assert float(torch.cat([logits, logits]).sum()) == 4 * SIZE
+    assert len(made) == 1
+    with deferring():
+        assert is_deferring()
+    assert not is_deferring()
+
+
+def test_logits_that_a_model_has_changed_are_not_ignored(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    logits = deferred(steps, hidden_states(1), weight)
+    logits[:, 7] = 1e4
+    assert steps.decide(logits, [asked(parameters())], ["one"]) == [None]
+    assert int(logits.dense().argmax()) == 7
+
+
+def test_words_beyond_the_vocabulary_are_no_tokens() -> None:
+    every = np.full(16, -1, np.int32)
+    assert [int(each).bit_count() for each in mask_words(every, 70)] == [64, 6]
+    assert [int(each).bit_count() for each in mask_words(every[:2], 128)] == [64, 0]
+
+
+def test_answers_fill_the_rows_of_their_requests(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    hidden = hidden_states(3)
+    own = parameters(logprobs=2)
+    best = (hidden @ weight.T).log_softmax(dim=1)
+    guess = int(best[0].argmax())
+    requests = [asked(own, drafts=(guess,)), asked(parameters(), name="two", first=2)]
+    found = steps.decide(deferred(steps, hidden, weight), requests, ["one", "two"])
+    tokens = torch.full((3, 2), -1)
+    scores = torch.zeros((6, 4), dtype=torch.int32), torch.zeros((6, 4)), torch.zeros(6)
+    as_tensors([None, *found], tokens, *scores)
+    first, second, third = best.argmax(dim=1).tolist()
+    assert tokens.tolist() == [[-1, -1], [first, second], [third, -1]]
+    values, ids = best.topk(2)
+    assert scores[0][2].tolist() == [first, *ids[0].tolist(), 0]
+    best_values = values[1].tolist()
+    assert scores[1][3, :3].tolist() == pytest.approx([best_values[0], *best_values])
+    assert scores[2].tolist() == [0, 0, 1, 1, 0, 0]
+
+
+def test_nothing_is_kept_of_requests_that_are_gone(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    for name in ("a", "b", "c"):
+        logits = deferred(steps, hidden_states(1), weight)
+        steps.decide(logits, [asked(parameters(), name=name)], [name])
+        assert len(steps.head.states) <= 2  # the one before, until the next step
+    end(steps, weight)
+    assert len(steps.head.states) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"logprobs": -1}, "whole vocabulary"),
+        ({"logprob_token_ids": [4]}, "named tokens"),
+        ({"structured_outputs": object(), "min_tokens": 2}, "min_tokens"),
+        ({}, None),
+    ],
+)
+def test_requests_that_are_left_to_vllm_have_a_reason(
+    changed: dict[str, Any], reason: str | None
+) -> None:
+    found = request_refusal(parameters(**changed), RAW)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_heads_that_are_left_to_vllm_have_a_reason(weight: torch.Tensor) -> None:
+    def refusal(tp_size: int = 1, values: torch.Tensor = weight, **changed: Any) -> str | None:
+        settings = {
+            "logits_as_input": False,
+            "soft_cap": None,
+            "scale": 1.0,
+            "org_vocab_size": SIZE,
+        }
+        method = type("UnquantizedEmbeddingMethod", (), {})()
+        layer = SimpleNamespace(weight=values, quant_method=method, tp_size=tp_size)
+        return head_refusal(SimpleNamespace(**{**settings, **changed}), layer, None)
+
+    assert refusal() is None
+    assert "tensor-parallel" in str(refusal(tp_size=2))
+    assert "type" in str(refusal(values=weight.half()))
+    assert "soft cap" in str(refusal(soft_cap=30.0, scale=0.5))
+    assert "fewer" in str(refusal(org_vocab_size=SIZE + 1))
+
+
+def test_a_soft_cap_and_a_scale_are_vllms(weight: torch.Tensor) -> None:
+    hidden = hidden_states(1)
+    logits = hidden @ weight.T
+    for cap, scale, expected in (
+        (5.0, 1.0, 5.0 * torch.tanh(logits / 5.0)),
+        (None, 0.25, logits * 0.25),
+    ):
+        steps = CertifiedSteps(PluginHead(weight, None, cap, scale, SIZE), RAW)
+        own = parameters(logprobs=3)
+        [answer] = steps.decide(deferred(steps, hidden, weight), [asked(own)], ["one"])
+        assert answer is not None
+        assert answer[0].logprobs is not None
+        values, ids = expected.log_softmax(dim=1).topk(3)
+        assert [i for i, _ in answer[0].logprobs.top] == ids[0].tolist()
+        assert [p for _, p in answer[0].logprobs.top] == pytest.approx(values[0].tolist(), abs=1e-5)
+
+
+def test_weights_that_change_are_noticed(weight: torch.Tensor) -> None:
+    own = weight.clone()
+    head = PluginHead(own, None, None, 1.0, SIZE)
+    assert head.is_current()
+    own.data.mul_(1.01)
+    assert not head.is_current()
+
+
+def test_the_second_runners_sampler_draws_certified_rows(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    hidden = hidden_states(3)
+    lengths = SimpleNamespace(np=np.array([3, 9, 3]))
+    states = SimpleNamespace(
+        prefill_len=lengths,
+        prompt_len=lengths,
+        index_to_req_id={0: "a", 1: "b", 2: "c"},
+        req_id_to_index={"a": 0, "b": 1, "c": 2},
+        all_token_ids=SimpleNamespace(gpu=torch.arange(30).reshape(3, 10)),
+    )
+    known = {0: parameters(), 1: parameters(), 2: parameters(thinking_token_budget=1)}
+    sampler = SimpleNamespace(req_states=states, lexshard_parameters=known)
+    own_calls: list[torch.Tensor] = []
+
+    def own(_: Any, dense: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        own_calls.append(dense)
+        return torch.tensor([400, 401, 402]), dense
+
+    sample = drawn_by_head(own)
+    places, before = np.array([0, 1, 2]), torch.tensor([2, 4, 2])
+    logits = deferred(steps, hidden, weight)
+    drawn, _ = sample(sampler, logits, None, None, places, before)
+    best = int((hidden @ weight.T)[0].argmax())
+    # One amid its prompt and one that is left to vLLM keep what vLLM drew.
+    assert drawn.tolist() == [best, 401, 402]
+    assert len(own_calls) == 1
+    known[2] = parameters()
+    drawn, _ = sample(sampler, deferred(steps, hidden, weight), None, None, places, before)
+    assert (drawn[0].item(), len(own_calls)) == (best, 1)
+
+
+def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
+    processors = [type(name, (), {})() for name in sorted(BUILT_IN)]
+    sampler = SimpleNamespace(
+        get_logprobs_dims=lambda places: None,
+        logits_processors=processors,
+        compute_nans=False,
+        return_sampling_mask=False,
+    )
+    batch = SimpleNamespace(num_draft_tokens=0, idx_mapping_np=np.arange(2))
+    assert batch_refusal(sampler, batch) is None
+    processors.append(object())
+    assert "processors" in str(batch_refusal(sampler, batch))
+    sampler.get_logprobs_dims = lambda places: (3, 0)
+    assert "log-probabilities" in str(batch_refusal(sampler, batch))
+    batch.num_draft_tokens = 2
+    assert "guesses" in str(batch_refusal(sampler, batch))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_tokens_are_the_same(head: PluginHead, weight: torch.Tensor) -> None:
+    hidden = hidden_states(4)
+    there = PluginHead(weight.cuda(), None, None, 1.0, SIZE)
+    own = [parameters(), parameters(temperature=1.0), parameters(temperature=1.0, top_k=9)]
+    own.append(parameters(temperature=0.7, top_p=0.8, logprobs=2))
+    tokens = []
+    for each, states in ((head, hidden), (there, hidden.cuda())):
+        steps = CertifiedSteps(each, RAW)
+        logits = deferred(steps, states, weight)
+        requests = [asked(p, name=str(i), first=i) for i, p in enumerate(own)]
+        found = steps.decide(logits, requests, list("0123"))
+        tokens.append([answer and answer[0].token_id for answer in found])
+    assert tokens[0] == tokens[1]
