@@ -1,4 +1,4 @@
-"""Ports for servers that are started on demand."""
+"""Ports for servers that are started on demand, and addresses that others reach."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def free_port() -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine that packets to ``host`` leave from; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

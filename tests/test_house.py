@@ -35,9 +35,9 @@ BUDGETS = {
     "actors": 21_410,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks
     "cluster": 8_320,  # 4,500, and 790 for ranks of a body
     "serve_app": 18_460,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
-    "loadtest": 14_070,  # 9,000; 420 for the overview, 300 for the bench of the plugin for vLLM
+    "loadtest": 14_190,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 120 ranks
     "models": 2_790,
-    "tests": 48_480,  # 27,000
+    "tests": 48_500,  # 27,000
 }
 
 

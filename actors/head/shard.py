@@ -408,6 +408,8 @@ class Shard:
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
         """The rows that bounds on the whole softmax may decide."""
+        if isinstance(thresholds.screening, DecidedRows):
+            return []
         screened = _screening(thresholds).screened
         if screened is None:
             return []

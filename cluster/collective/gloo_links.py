@@ -51,13 +51,6 @@ def open_store(host: str, port: int, forming_seconds: float, *, root: bool) -> T
         ) from error
 
 
-def own_address(host: str, port: int) -> str:
-    """The address of this machine that packets to ``host`` leave from; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
-
-
 class GlooLinks:
     """Process ``rank`` of ``size`` that meet at ``store`` under ``name``, which no other group of
     theirs has had. ``address`` is where this one listens for the others.

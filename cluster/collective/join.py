@@ -9,9 +9,10 @@ import torch
 from torch.distributed import Store
 
 from lexshard.actors.collective import ROOT, Collective, SingleProcess
-from lexshard.cluster.collective.gloo_links import GlooLinks, open_store, own_address
+from lexshard.cluster.collective.gloo_links import GlooLinks, open_store
 from lexshard.cluster.collective.nccl_links import NcclLinks, cupy_broadcast
 from lexshard.cluster.collective.star import StarCollective
+from lexshard.cluster.ports import own_address
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,24 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from lexshard.actors.body.parallel.messages import MeetGroup, RankMessage, RankPart
 from lexshard.actors.body.parallel.parallel_body import OtherRanks, RankLostError
 from lexshard.actors.role import Place
-from lexshard.cluster.collective.gloo_links import own_address
 from lexshard.cluster.link import Link, PeerLostError
+from lexshard.cluster.ports import own_address
 from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.server import serve_rank
 from lexshard.cluster.ranks.sockets import KEY_BYTES, SocketMeeting, greeted, heard
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
-from lexshard.cluster.topology.reservation import Reservation
 from lexshard.kernels.parallel import Exchange
+
+if TYPE_CHECKING:
+    from lexshard.cluster.topology.reservation import Reservation
 
 # An actor that does not say where it is in so long is replaced; one that starts has longer.
 ANSWER_SECONDS, START_SECONDS = 1.0, 120.0
