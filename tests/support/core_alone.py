@@ -1,5 +1,5 @@
-"""Draws from hidden states of no model of ours, with numpy, numba and torch alone: tokens are those
-of a dense head. ``python core_alone.py`` needs nothing of a checkout.
+"""Draws from hidden states of no model of ours, with numpy, numba and torch alone: the best
+token is torch's. ``python core_alone.py`` needs nothing of a checkout.
 """
 
 from __future__ import annotations
@@ -32,41 +32,33 @@ def main() -> None:
     sys.meta_path.insert(0, CoreAlone())
     import torch
 
-    from lexshard.actors.decision.own import OwnDecisions
-    from lexshard.actors.decision.sampler import Sampler, SamplerSettings
-    from lexshard.actors.head.owned_rows import OwnedRows
-    from lexshard.actors.head.sequence_head import SequenceHead
-    from lexshard.actors.head.sharded.part import ShardPart, build_shard
     from lexshard.actors.messages import Request, SamplingParameters
+    from lexshard.actors.standalone.drawing_head import DrawingHead
     from lexshard.actors.states.row_table import RowNames
-    from lexshard.actors.states.sequence_state import SequenceStates
 
-    rows, size, width = 8, 4096, 64
+    size, width = 4096, 64
     torch.manual_seed(1)
-    weight = torch.randn(size, width).bfloat16()
-    hidden = torch.randn(rows, width)
-    asked = [
-        SamplingParameters(),
-        SamplingParameters(temperature=0.0),
-        SamplingParameters(top_k=20, top_p=0.9),
-        SamplingParameters(min_p=0.05, frequency_penalty=0.5),
-    ]
-    drawn = []
-    for tiers in (("int4", "int8"), ()):
-        part = ShardPart(
-            weight, None, None, 1.0, OwnedRows.every(size), (0,), rows, tiers, {}, hidden.numpy()
-        )
-        states = SequenceStates(size, (0,), rows)
-        head = SequenceHead(build_shard(part), states)
-        decisions = OwnDecisions(Sampler(SamplerSettings(size, (0,)), states), states)
-        for row in range(rows):
-            states.open(row, Request(str(row), row, (5, 6), asked[row % len(asked)]))
-        names = RowNames(tuple(range(rows)))
-        found = decisions.submit(0, names, head.candidates(hidden, names)).result()
-        drawn.append([each.token_id for each in found if each is not None])
-    assert drawn[0] == drawn[1], drawn
-    assert len(drawn[0]) == rows
-    print("certified and dense draws are equal")
+    weight, hidden = torch.randn(size, width).bfloat16(), torch.randn(8, width)
+    head = DrawingHead(weight, None, None, 1.0, size)
+    logits = hidden @ weight.float().T
+
+    def drawn(parameters: SamplingParameters) -> list[int]:
+        for row in range(len(hidden)):
+            head.states.open(row, Request(str(row), row, (5, 6), parameters))
+        names = RowNames(tuple(range(len(hidden))))
+        found = [each.token_id for each in head.decide(hidden, names) if each is not None]
+        for row in range(len(hidden)):
+            head.states.close(row)
+        assert len(found) == len(hidden)
+        return found
+
+    assert drawn(SamplingParameters(temperature=0.0)) == logits.argmax(1).tolist()
+    best = logits.topk(20).indices.tolist()
+    found = drawn(SamplingParameters(top_k=20, top_p=0.9, seed=3))
+    assert all(token in row for token, row in zip(found, best, strict=True))
+    assert drawn(SamplingParameters(seed=3)) == drawn(SamplingParameters(seed=3))
+    assert drawn(SamplingParameters(min_p=0.05, frequency_penalty=0.5)) != found
+    print("certified draws are those of every logit")
 
 
 if __name__ == "__main__":

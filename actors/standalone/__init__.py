@@ -1,0 +1,1 @@
+"""The certified head and draw on hidden states of other programs: no body, no engine."""

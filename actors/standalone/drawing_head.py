@@ -1,0 +1,99 @@
+"""From hidden states of any model to its next tokens: those of a head that reads everything.
+
+Numpy, numba and torch are enough for it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from lexshard.actors.candidates import Candidates
+from lexshard.actors.decision.messages import SamplerSettings
+from lexshard.actors.decision.own import OwnDecisions
+from lexshard.actors.decision.sampler import Sampler
+from lexshard.actors.decision.warm_up import KINDS
+from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.sequence_head import SequenceHead
+from lexshard.actors.head.shard import Shard
+from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.states.row_table import RowNames
+from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.kernels import pool
+from lexshard.kernels.linear import fits_bfloat16, linear, pack
+from lexshard.kernels.quantize import quantize
+
+CAPACITY = 16  # penalised sequences that there is room for at first
+# What most steps need: these together, alone what is not top-k.
+WARM_UP = (
+    *KINDS,
+    SamplingParameters(temperature=0.0),
+    *(SamplingParameters(temperature=0.8, min_p=p, top_p=1.0 - p) for p in (0.0, 0.1)),
+)
+
+
+class DrawingHead:
+    """Candidates and draws from the rows of ``weight`` [V or more, d], fp32 or bf16, for sequences
+    whose ``states`` the caller opens, appends to and closes. A logit is the product, ``bias``
+    [V or more] added, times ``scale``, soft-capped; it cannot be both scaled and capped.
+
+    It computes on as many threads as torch does. Raises ValueError where the weights or the bias
+    are not finite.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        softcap: float | None,
+        scale: float,
+        vocabulary_size: int,
+    ) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.states = SequenceStates(vocabulary_size, (), CAPACITY)
+        own = weight.detach()[:vocabulary_size]
+        own = own.bfloat16() if fits_bfloat16(own) else own
+        self._head = SequenceHead(_shard(own, bias, softcap, scale, vocabulary_size), self.states)
+        threads = torch.get_num_threads()
+        pool.set_threads(threads)
+        sampler = Sampler(SamplerSettings(vocabulary_size, (), threads), self.states)
+        self._decisions = OwnDecisions(sampler, self.states)
+        self._warm_up(own[: len(WARM_UP)].float())  # not all alike, as zeros would be
+
+    def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
+        """A decision per row of ``hidden`` [N, d], whose rows are ``names``; None where no token is
+        left. Raises `NonFiniteHiddenError`."""
+        return self._decide(hidden, names)[1]
+
+    def _decide(
+        self, hidden: torch.Tensor, names: RowNames
+    ) -> tuple[Candidates, list[RowDecision | None]]:
+        pool.begin_step(len(hidden))
+        found = self._head.candidates(hidden.detach().float().contiguous(), names)
+        return found, self._decisions.submit(0, names, found).result()
+
+    def _warm_up(self, hidden: torch.Tensor) -> None:
+        """Drives what most steps need, so that no request waits for a compiler."""
+        every = range(len(hidden))
+        for sequence in every:
+            self.states.open(sequence, Request("", 0, (0,), WARM_UP[sequence]))
+        for sequences in (*((each,) for each in every), tuple(every)):
+            self.decide(hidden[list(sequences)], RowNames(sequences))
+        for sequence in every:
+            self.states.close(sequence)
+
+
+def _shard(
+    weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, scale: float, size: int
+) -> OutputHead:
+    tiers = Ladder({"int8": quantize(weight.cpu(), "int8")}, ((1, "int8"),))
+    if weight.is_cuda:
+        from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
+
+        return DeviceShard(weight, bias, softcap, scale, size, tiers, device=weight.device)
+    # A copy that is made when a screen needs it: most heads never do.
+    packed = cache(lambda: pack(weight))
+    dense = lambda hidden: linear(hidden, weight=packed())  # noqa: E731
+    return Shard(weight, bias, softcap, scale, size, linear=dense, ladder=tiers)
