@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.body.parallel.checks import check_ranks
-from lexshard.actors.body.parallel.loading import StartRanks, load_parallel
-from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.configuration import (
     NGRAM,
     EngineConfiguration,
@@ -63,6 +61,8 @@ from lexshard.actors.text.codec import TextCodec
 from lexshard.kernels.processor import instructions
 
 if TYPE_CHECKING:
+    from lexshard.actors.body.parallel.loading import StartRanks
+    from lexshard.actors.body.parallel.parallel_body import ParallelBody
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
 
 MOST_INCOMING = 16  # drafts from outside that wait for their turn, of a sequence
@@ -227,8 +227,17 @@ class Engine:
         self._constraints.close()
         self._plane.shut_down()
         self._head.shut_down()
-        if isinstance(self._body, ParallelBody):
-            self._body.close()
+        if (shared := self._parallel_body) is not None:
+            shared.close()
+
+    @property
+    def _parallel_body(self) -> ParallelBody | None:
+        if self.configuration.tensor_parallel is None:
+            return None
+        from lexshard.actors.body.parallel.parallel_body import ParallelBody
+
+        assert isinstance(self._body, ParallelBody)
+        return self._body
 
     def warm_up(self, *, guessing: bool = True) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new.
@@ -397,8 +406,8 @@ class Engine:
         """Who does what, and where. May be asked from another thread."""
         device = str(self.model.body.device)
         roles = [RunningRole("body", 0, here(), device, f"{self.information.body}, {device}")]
-        if isinstance(self._body, ParallelBody):
-            roles.extend(self._body.roles())
+        if (shared := self._parallel_body) is not None:
+            roles.extend(shared.roles())
         if self._speculation is not None:
             roles.append(RunningRole("drafter", 0, here(), "cpu", self.information.drafts))
         return [*roles, *self._head.roles(), *self._plane.roles()]
@@ -425,6 +434,9 @@ class Engine:
 
 def _loaded(configuration: EngineConfiguration, start_ranks: StartRanks | None) -> LoadedModel:
     if configuration.tensor_parallel is not None:
+        # Needs msgspec, which is not everywhere.
+        from lexshard.actors.body.parallel.loading import load_parallel
+
         return load_parallel(
             configuration.model, configuration.dtype, configuration.tensor_parallel, start_ranks
         )

@@ -142,7 +142,8 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
     assert "vLLM: not measured" in printed
     assert "288 of 288 tokens are equal, 0 first differences" in printed
     written = json.loads(path.read_text())
-    assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
+    parts = {"machine", "versions", "date", "command", "seed", "results", "ratios"}
+    assert set(written) == parts
     ratios = {(r["case"]["requests"], r["case"]["measure"]): r["ratio"] for r in written["ratios"]}
     assert ratios[4, "throughput"] == pytest.approx(4)
     assert ratios[1, "TTFT"] == pytest.approx(4)

@@ -84,7 +84,8 @@ def test_a_run_writes_times_certificates_and_ratios(
     printed = capsys.readouterr().out
     assert "equal to those of all canonical logits: 32 of 32" in printed
     written = json.loads(path.read_text())
-    assert set(written) == {"machine", "versions", "command", "seed", "results", "ratios"}
+    parts = {"machine", "versions", "date", "command", "seed", "results", "ratios"}
+    assert set(written) == parts
     times = [each for each in written["results"] if each["case"]["measure"] == "time"]
     names = {each["name"] for each in times}
     assert names == {"certified", "own dense", "torch fp32", "torch bf16"}
