@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from lexshard.serve_app.structured.formats import Format
@@ -39,7 +39,8 @@ class StructuralTag(_Part):
     ``structures``."""
 
     type: Literal["structural_tag"]
-    format: Format | None = None
+    # Formats hold formats: what reads descriptions may follow that without end.
+    format: Annotated[Format | None, WithJsonSchema({"type": ["object", "null"]})] = None
     structures: Annotated[list[TagStructure] | None, Field(fail_fast=True, min_length=1)] = None
     triggers: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None, Field(fail_fast=True, min_length=1)

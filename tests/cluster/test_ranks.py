@@ -60,9 +60,11 @@ def of_one_rank(requests: list[Request]) -> str:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ranks": 2},
-        {"ranks": 4, "prefix_cache": False},
-        {"ranks": 2, "samplers": 2, "kv_cache_bytes": 60 * 16 * 2048},
+        pytest.param({"ranks": 2}, marks=pytest.mark.slow),
+        pytest.param({"ranks": 4, "prefix_cache": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"ranks": 2, "samplers": 2, "kv_cache_bytes": 60 * 16 * 2048}, marks=pytest.mark.slow
+        ),
         {"ranks": 2, "draft": str(DEMO_DRAFT), "draft_length": "fixed"},
     ],
     ids=["two", "four", "two, little room and samplers", "two, with drafts"],
@@ -74,7 +76,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
     of_one_rank: str, requests: list[Request], ranks: int, number: signal.Signals
 ) -> None:
