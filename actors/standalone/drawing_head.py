@@ -19,12 +19,14 @@ from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.states.mask import Masks
 from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.kernels import pool
 from lexshard.kernels.linear import fits_bfloat16, linear, pack
 from lexshard.kernels.quantize import quantize
 
+COMPARED_ROWS = 16
 CAPACITY = 16  # penalised sequences that there is room for at first
 # What most steps need: these together, alone what is not top-k.
 WARM_UP = (
@@ -36,7 +38,8 @@ WARM_UP = (
 
 class DrawingHead:
     """Candidates and draws from the rows of ``weight`` [V or more, d], fp32 or bf16, for sequences
-    whose ``states`` the caller opens, appends to and closes. A logit is the product, ``bias``
+    whose ``states`` the caller opens, appends to and closes; ``masks`` make what a grammar allows
+    of words of bits. A logit is the product, ``bias``
     [V or more] added, times ``scale``, soft-capped; it cannot be both scaled and capped.
 
     It computes on as many threads as torch does. Raises ValueError where the weights or the bias
@@ -53,6 +56,11 @@ class DrawingHead:
     ) -> None:
         self.vocabulary_size = vocabulary_size
         self.states = SequenceStates(vocabulary_size, (), CAPACITY)
+        self.masks = Masks(vocabulary_size)
+        self._weight = weight
+        spread = torch.linspace(0, vocabulary_size - 1, COMPARED_ROWS, device=weight.device)
+        self._places = spread.long()
+        self._compared = weight[self._places].clone()
         own = weight.detach()[:vocabulary_size]
         own = own.bfloat16() if fits_bfloat16(own) else own
         self._head = SequenceHead(_shard(own, bias, softcap, scale, vocabulary_size), self.states)
@@ -61,6 +69,10 @@ class DrawingHead:
         sampler = Sampler(SamplerSettings(vocabulary_size, (), threads), self.states)
         self._decisions = OwnDecisions(sampler, self.states)
         self._warm_up(own[: len(WARM_UP)].float())  # not all alike, as zeros would be
+
+    def is_current(self) -> bool:
+        """Whether the weights are those of before, by some of their rows: training changes all."""
+        return torch.equal(self._weight[self._places], self._compared)
 
     def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
         """A decision per row of ``hidden`` [N, d], whose rows are ``names``; None where no token is

@@ -99,7 +99,7 @@ def greeted(place: tuple[str, int], key: bytes, rank: int, seconds: float) -> so
 
 def heard(listener: socket.socket, key: bytes, seconds: float) -> tuple[int, socket.socket]:
     """Who has connected to ``listener`` with the ``key``. Others are sent away. Raises OSError
-    where nobody comes in the listener's time."""
+    where no peer comes in the listener's time."""
     while True:
         end, _ = listener.accept()
         end.settimeout(seconds)

@@ -84,7 +84,7 @@ def slots_shape(ranks: int, hidden: int) -> tuple[int, int, int]:
 
 
 def alone() -> Exchange:
-    """Of a single rank, which has nobody to add to."""
+    """Of a single rank, whose sum is that of all."""
     return Exchange(
         0,
         0,

@@ -22,8 +22,7 @@ _SAYS = (
 
 
 def write_overview(results: Path, page: Path, figures: Sequence[Figure] = FIGURES) -> list[str]:
-    """Writes ``page`` from the files in ``results``, and the first plot of each figure beside it,
-    as ``NAME.svg``; returns the names of figures that are missing.
+    """Writes ``page`` from the files in ``results``; returns the names of figures that are missing.
 
     Raises ValueError for a file that is no JSON.
     """
@@ -32,9 +31,7 @@ def write_overview(results: Path, page: Path, figures: Sequence[Figure] = FIGURE
     for figure in figures:
         report = _read(results / figure.file) if figure.file else None
         plots = _plots(figure, report)
-        if plots:
-            (page.parent / f"{figure.name}.svg").write_text(plots[0] + "\n", encoding="utf-8")
-        else:
+        if not plots:
             missing.append(figure.name)
         parts += _section(figure, report, plots)
     page.write_text(document("lexshard, measured", "".join(parts)), encoding="utf-8")

@@ -20,7 +20,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, nothing inline, in nobody's frame. What a model says is text to the page;
+# Nothing from elsewhere, nothing inline, in no frame. What a model says is text to the page;
 # were it ever taken for markup, it still could neither run nor load anything.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "

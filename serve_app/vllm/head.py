@@ -10,10 +10,8 @@ import torch
 from lexshard.actors.decision.sampler import token_logprobs
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.standalone.drawing_head import DrawingHead
-from lexshard.actors.states.mask import Masks
 from lexshard.actors.states.row_table import RowNames
 
-COMPARED_ROWS = 16
 UNQUANTISED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
@@ -37,31 +35,10 @@ def head_refusal(processor: Any, lm_head: Any, bias: torch.Tensor | None) -> str
 
 
 class PluginHead(DrawingHead):
-    """A head from the rows of ``weight`` [V or more, d] as vLLM keeps them. Raises as
-    `DrawingHead`."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        softcap: float | None,
-        scale: float,
-        vocabulary_size: int,
-    ) -> None:
-        self.masks = Masks(vocabulary_size)
-        self._weight = weight
-        spread = torch.linspace(0, vocabulary_size - 1, COMPARED_ROWS, device=weight.device)
-        self._places = spread.long()
-        self._compared = weight[self._places].clone()
-        super().__init__(weight, bias, softcap, scale, vocabulary_size)
-
-    def is_current(self) -> bool:
-        """Whether the weights are those of before, by some of their rows: training changes all."""
-        return torch.equal(self._weight[self._places], self._compared)
+    """With log-probabilities as vLLM gives them."""
 
     def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
-        """As of a `DrawingHead`, with log-probabilities within the mask of the row, as vLLM gives
-        them."""
+        """As of a `DrawingHead`; log-probabilities are those within the mask of the row."""
         found, decided = self._decide(hidden, names)
         for row, mask in enumerate(names.masks):
             scored = decided[row]

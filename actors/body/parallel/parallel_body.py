@@ -61,13 +61,13 @@ class NoOthers:
         return alone()
 
     def tell(self, message: RankMessage) -> None:
-        """There is nobody to tell."""
+        """No other rank is told."""
 
     def roles(self) -> list[RunningRole]:
         return []
 
     def close(self) -> None:
-        """There is nobody to end."""
+        """No other rank ends."""
 
 
 class ParallelBody:
