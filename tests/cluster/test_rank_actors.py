@@ -15,13 +15,11 @@ from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.samplers.start import start_sampler
-from lexshard.loadtest.token_digest import LONGEST, digest, seeded_requests
+from lexshard.loadtest.token_digest import LONGEST, seeded_requests
 from tests.support.paths import DEMO
+from tests.support.rank_digests import BACK_SECONDS, told
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
-
-# About five on a machine of its own; where others take its cores a process starts slowly.
-BACK_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +40,6 @@ def engine_of(ranks: int, **changes: Any) -> Engine:
         shard_starter=RayShards(configuration),
         start_ranks=RayRanks(seconds),
     )
-
-
-def told(engine: Engine, requests: list[Request]) -> str:
-    """The digest of all that clients are told, to the last bit of every log-probability."""
-    try:
-        completions = []
-        for first in range(0, len(requests), 100):
-            completions += run_to_completion(engine, requests[first : first + 100])
-        engine.check_idle()
-        return digest(completions)
-    finally:
-        engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,11 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.ranks.processes import RankProcesses
 from lexshard.cluster.samplers.start import start_sampler
-from lexshard.loadtest.token_digest import LONGEST, digest, seeded_requests
+from lexshard.loadtest.token_digest import LONGEST, seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.rank_digests import BACK_SECONDS, told
 
 STREAMS = 24
-# About five on a machine of its own; where others take its cores a process starts slowly.
-BACK_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +37,6 @@ def engine_of(ranks: int | None, **changes: Any) -> Engine:
     settings = {"max_model_len": LONGEST, "threads": 1, "shard_seconds": 30, **changes}
     configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
     return Engine(configuration, start_sampler, start_ranks=partial(RankProcesses, seconds=30.0))
-
-
-def told(engine: Engine, requests: list[Request]) -> str:
-    """The digest of all that clients are told, to the last bit of every log-probability."""
-    try:
-        completions = []
-        for first in range(0, len(requests), 100):
-            completions += run_to_completion(engine, requests[first : first + 100])
-        engine.check_idle()
-        return digest(completions)
-    finally:
-        engine.close()
 
 
 @pytest.fixture(scope="module")
