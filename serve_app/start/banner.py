@@ -35,6 +35,7 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
     if told["head_timings"]:
         head += f"; {told_screens(told['head_timings'])}"
     processes = f", {config.api_processes} API processes" if config.api_processes > 1 else ""
+    page = f"; a page to try it: {base_url(config)}/" if config.has_playground else ""
     return [
         ("model", f"{config.model_names[0]} ({_place(told)}, {told['parameters']:,} parameters)"),
         ("device", f"{told['device']}, {told_threads(told['thread_choices'])}"),
@@ -48,7 +49,7 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
             f"{told['kv_tokens']:,} tokens ({told['kv_bytes'] / 2**20:,.0f} MiB), "
             f"at most {told['max_model_len']:,} of a sequence",
         ),
-        ("URL", f"{base_url(config)}/v1{processes}"),
+        ("URL", f"{base_url(config)}/v1{processes}{page}"),
         ("runs", _how_it_runs(config)),
     ]
 

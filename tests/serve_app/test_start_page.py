@@ -144,6 +144,13 @@ def test_the_banner_tells_a_choice_in_half_a_line_and_no_table() -> None:
     assert "cpu, 1 thread, 2 from 16 rows on\n" in banner(config, threads, has_chat=False)
 
 
+def test_the_banner_tells_of_the_page_where_there_is_one() -> None:
+    for given, told in (({}, True), ({"host": "0.0.0.0"}, False), ({"playground": False}, False)):
+        config = ServeConfig(model="mock", port=9000, **given)
+        page = banner(config, INFORMATION, has_chat=False)
+        assert ("http://127.0.0.1:9000/\n" in page) == told
+
+
 # -- help -----------------------------------------------------------------------------------------
 
 
