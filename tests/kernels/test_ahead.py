@@ -16,13 +16,9 @@ from lexshard.kernels.ahead.calls import Call, missing_calls, read_calls, text_o
 from lexshard.kernels.search.types import Needs
 from tests.support.paths import ROOT
 
-MULTIPLY = Call(
-    "lexshard.kernels.linear.cpu:multiply_panels",
-    ["float32[2C]", "uint16[3C]", "float32[2C]", "bool", "int64", "int64"],
-)
-CALLER = Call(
-    "lexshard.kernels.linear.cpu:multiply", ["float32[2C]", "uint16[3C]", "float32[2C]", "bool"]
-)
+# One kernel and one that calls it, which take a second to compile.
+COUNT = Call("lexshard.kernels.masks:count_of", ["uint64[1C]"])
+CALLER = Call("lexshard.kernels.masks:ids_of", ["uint64[1C]", "int64"])
 
 AHEAD = """
 import json, sys
@@ -40,17 +36,11 @@ print("missing", sum(map(len, missing_calls(groups).values())))
 
 CALLED = """
 import numpy as np
-from lexshard.kernels.linear.cpu import multiply, multiply_panels
+from lexshard.kernels.masks import count_of, ids_of, mask_words
 
-rows = np.arange(40, dtype=np.float32).reshape(2, 20)
-panels = (np.arange(3 * 20 * 16) % 7 * 0x0080 + 0x3F80).astype(np.uint16).reshape(3, 20, 16)
-results = []
-for call in (lambda out: multiply_panels(rows, panels, out, False, 0, 3),
-             lambda out: multiply(rows, panels, out, False)):
-    out = np.empty((2, 48), np.float32)
-    call(out)
-    results.append(out.tobytes().hex())
-print(len(multiply.stats.cache_misses) + len(multiply_panels.stats.cache_misses))
+words = mask_words([3, 64, 70, 199], 200)
+results = [count_of(words), *ids_of(words, 200)]
+print(len(count_of.stats.cache_misses) + len(ids_of.stats.cache_misses))
 print(*results)
 """
 
@@ -78,16 +68,16 @@ def as_json(**groups: list[Call]) -> str:
 def test_what_was_compiled_ahead_is_loaded_and_computes_the_same(tmp_path: Path) -> None:
     """Both a kernel and one that calls it: each of a group of its own, and both of one."""
     apart, together, nothing = tmp_path / "apart", tmp_path / "together", tmp_path / "nothing"
-    told = in_a_process(AHEAD, apart, as_json(one=[MULTIPLY], other=[CALLER]))
+    told = in_a_process(AHEAD, apart, as_json(one=[COUNT], other=[CALLER]))
     assert told.split() == ["told", "1", "told", "1", "missing", "0"]
-    told = in_a_process(AHEAD, together, as_json(all=[CALLER, MULTIPLY]))
+    told = in_a_process(AHEAD, together, as_json(all=[CALLER, COUNT]))
     assert told.split() == ["told", "1", "told", "1", "missing", "0"]
     misses, *expected = in_a_process(CALLED, nothing).split()
     assert int(misses) > 0
     for cache in (apart, together):
         misses, *results = in_a_process(CALLED, cache).split()
         assert int(misses) == 0
-        assert results == expected
+        assert results == expected == ["4", "3", "64", "70", "199"]
 
 
 BESIDE = """
@@ -102,7 +92,7 @@ print(len(call.dispatcher.signatures), len(call.dispatcher.stats.cache_hits))
 
 
 def test_what_is_compiled_beside_is_at_hand_afterwards(tmp_path: Path) -> None:
-    call = json.dumps({"function": MULTIPLY.function, "arguments": MULTIPLY.arguments})
+    call = json.dumps({"function": COUNT.function, "arguments": COUNT.arguments})
     assert in_a_process(BESIDE, tmp_path, call).split() == ["1", "1"]
 
 
@@ -123,15 +113,15 @@ def test_a_process_that_compiles_ends_with_the_one_that_asked(tmp_path: Path) ->
 
 
 def test_what_the_cache_has_is_not_compiled_again(tmp_path: Path) -> None:
-    in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY]))
-    assert in_a_process(AHEAD, tmp_path, as_json(all=[MULTIPLY])).split() == ["missing", "0"]
+    in_a_process(AHEAD, tmp_path, as_json(all=[COUNT]))
+    assert in_a_process(AHEAD, tmp_path, as_json(all=[COUNT])).split() == ["missing", "0"]
 
 
 def test_a_call_that_cannot_be_compiled_keeps_no_other_from_it(
     tmp_path: Path,
 ) -> None:
-    wrong = Call(MULTIPLY.function, ["float32[2C]"])
-    told = in_a_process(AHEAD, tmp_path, as_json(all=[wrong, MULTIPLY]))
+    wrong = Call(COUNT.function, ["float32[2C]"])
+    told = in_a_process(AHEAD, tmp_path, as_json(all=[wrong, COUNT]))
     assert told.split() == ["told", "1", "told", "1", "missing", "1"]
 
 
@@ -140,14 +130,14 @@ def test_functions_that_are_no_more_are_left_out() -> None:
         Call("lexshard.kernels.linear.cpu:gone", []),
         Call("lexshard.kernels.gone:multiply", []),
     ]
-    odd = Call(MULTIPLY.function, ["letters[2C]"])
+    odd = Call(COUNT.function, ["letters[2C]"])
     assert missing_calls({"all": [*gone, odd]}) == {}
 
 
 def test_processes_that_die_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    compile_ahead({"one": [MULTIPLY], "other": [CALLER]}, 2, told.append)
+    compile_ahead({"one": [COUNT], "other": [CALLER]}, 2, told.append)
     assert not any(told)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,9 +20,14 @@ from tests.support.paths import ROOT
 from tests.support.processor_digest import ENGINES
 
 OURS = (VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
-needs_avx2 = pytest.mark.skipif(
-    not llvmlite.binding.get_host_cpu_features().get("avx2"), reason="needs a processor with AVX2"
-)
+FEATURES = llvmlite.binding.get_host_cpu_features()
+needs_avx2 = pytest.mark.skipif(not FEATURES.get("avx2"), reason="needs a processor with AVX2")
+
+
+def held_where_they_differ(test: Callable[..., None]) -> Callable[..., None]:
+    """Without AVX-512 both are the same instructions in another order: not worth minutes of
+    compiling before everything that lands."""
+    return test if FEATURES.get("avx512f") else pytest.mark.slow(test)
 
 
 def run(code: str, *arguments: str, **variables: str) -> str:
@@ -103,6 +109,7 @@ print("\\n" + json.dumps(digests(Path(sys.argv[1]))))
 
 
 @needs_avx2
+@held_where_they_differ
 @pytest.mark.timeout(1800)  # where nothing has been compiled yet, for either
 def test_bodies_heads_and_draws_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     """Of the demo: hidden states of 1 to 97 rows, screens, and what engines with every kind of head
