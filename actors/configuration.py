@@ -85,6 +85,11 @@ class EngineConfiguration:
             "threads of the engine (default: the fastest, measured)", group="model", least=1
         ),
     )
+    # Where nothing else runs: a neighbour on one of the cores then costs more than without.
+    pin_threads: bool = field(
+        default=False,
+        metadata=setting("every thread of the engine keeps to a core of its own", group="model"),
+    )
     body: BodyChoice = field(
         default="auto", metadata=setting("auto, fused or general", group="model")
     )

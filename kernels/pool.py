@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.team import Team
+from lexshard.kernels.team.cores import can_pin, cores_in_order, pin
 
 # From so many rows on, so many threads; in ascending order of rows.
 ThreadChoices = Sequence[tuple[int, int]]
@@ -23,8 +24,18 @@ _threads = 1
 _most = 1
 _team: Team | None = None
 _executor: ThreadPoolExecutor | None = None
+# The cores of pinned threads, the caller's first; none where they go where they like.
+_cores: list[int] = []
 # What a job of one thread takes for a team, and never looks at.
 _NO_TEAM = np.zeros(1, np.int64)
+
+
+def pin_threads() -> None:
+    """Every thread of the team that there will be keeps to a core of its own; the caller, and what
+    it starts, to the others. Does nothing where the system knows of no such thing."""
+    global _cores
+    if can_pin() and not _cores:
+        _cores = cores_in_order()
 
 
 def set_threads(count: int) -> None:
@@ -81,8 +92,20 @@ def team(*, worth: bool = True) -> tuple[npt.NDArray[np.int64], int]:
     if size == 1:
         return _NO_TEAM, 1
     if _team is None:
-        _team = Team(_most)
+        _team = _new_team()
     return _team.words, size
+
+
+def _new_team() -> Team:
+    """Of as many as a step may have. More than there are cores go where they like."""
+    if not _cores:
+        return Team(_most)
+    pin(_cores)  # a new thread may go where the one may that starts it
+    if _most > len(_cores):
+        return Team(_most)
+    team = Team(_most, _cores[1:_most])
+    pin({_cores[0], *_cores[_most:]})
+    return team
 
 
 def run(pieces: Sequence[Callable[[], None]]) -> None:

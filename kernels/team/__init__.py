@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from lexshard.kernels.team.cores import pin
 
 PAGE_WORDS = 512
 # The most of the time of those beside the caller that may be lost in so many steps, before the
@@ -23,10 +26,11 @@ LEAST_ALONE, MOST_ALONE = 32, 1024
 class Team:
     """``members`` threads, the caller's among them: there are ``members - 1`` beside it.
 
-    Compiled code takes ``words``. They last until `dismiss`, or until this is forgotten.
+    Compiled code takes ``words``. They last until `dismiss`, or until this is forgotten. Those
+    beside the caller are pinned to one of ``cores`` each, where there are any.
     """
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, cores: Sequence[int] = ()) -> None:
         from lexshard.kernels.team import jobs  # compiles; keep the import cheap
 
         self.words = _own_pages(jobs.WORDS)
@@ -34,7 +38,10 @@ class Team:
         jobs.prepare(self.words)
         threads = [
             threading.Thread(
-                target=jobs.serve, args=(self.words, rank), name=f"team-{rank}", daemon=True
+                target=_serve,
+                args=(self.words, rank, cores[rank - 1 : rank]),
+                name=f"team-{rank}",
+                daemon=True,
             )
             for rank in range(1, members)
         ]
@@ -72,6 +79,14 @@ class Team:
             self._longer = LEAST_ALONE
         jobs.rouse(self.words)
         return True
+
+
+def _serve(words: npt.NDArray[np.int64], rank: int, cores: Sequence[int]) -> None:
+    from lexshard.kernels.team import jobs
+
+    if cores:
+        pin(cores)
+    jobs.serve(words, rank)
 
 
 def _own_pages(count: int) -> npt.NDArray[np.int64]:

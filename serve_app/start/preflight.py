@@ -163,6 +163,10 @@ def check_replicas(config: ServeConfig) -> None:
         return
     if config.api_processes > 1:
         raise StartupError("replicas are API processes, too: leave out --api-processes")
+    if config.pin_threads:
+        raise StartupError(
+            "--pin-threads would pin every replica of a machine to the same cores: leave it out"
+        )
     if config.address is not None:
         raise StartupError(
             "replicas in a cluster that is joined are Ray Serve's to start: use `serve deploy` "

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from typing import Any
 
 import pytest
 
-from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.loadtest.token_digest import LONGEST, seeded_requests
 from tests.support.paths import DEMO
-from tests.support.rank_digests import BACK_SECONDS, told
+from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
 
+STREAMS = 24
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
@@ -60,29 +57,7 @@ def test_a_lost_actor_is_replaced_in_the_midst_of_a_step(
     requests: list[Request], number: signal.Signals
 ) -> None:
     """Under streams that go on with the same text, with the time that ranks have by default."""
-    some = requests[:24]
-    expected = run_to_completion(one := engine_of(1), some)
-    one.close()
+    some = requests[:STREAMS]
+    expected = tokens_of(engine_of(1), some)
     engine = engine_of(2, shard_seconds=10)
-    tokens: dict[tuple[str, int], list[int]] = {(r.request_id, r.choice): [] for r in some}
-    for request in some:
-        assert engine.submit(request) is None
-    left, steps, longest = len(some), 0, 0.0
-    while left:
-        began = time.monotonic()
-        for event in engine.step():
-            tokens[event.request_id, event.choice].extend(event.token_ids)
-            left -= event.finish_reason is not None
-        longest = max(longest, time.monotonic() - began)
-        steps += 1
-        if steps in (6, 14):
-            lost = next(role for role in engine.roles() if role.name == "body" and role.index)
-            os.kill(lost.place.process_id, number)
-    body = engine.model.body
-    assert isinstance(body, ParallelBody)
-    assert body.ranks_lost == 2
-    print(f"{number.name} of an actor: {longest:.1f} s at the most until the next token")
-    assert longest < BACK_SECONDS
-    engine.check_idle()
-    engine.close()
-    assert tokens == {(e.request_id, e.choice): list(e.token_ids) for e in expected}
+    assert told_while_ranks_are_lost(engine, some, number) == expected

@@ -3,7 +3,6 @@ lost."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from functools import partial
@@ -12,16 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from lexshard.actors.body.parallel.parallel_body import ParallelBody, RankLostError
+from lexshard.actors.body.parallel.parallel_body import RankLostError
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.ranks.processes import RankProcesses
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.loadtest.token_digest import LONGEST, seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
-from tests.support.rank_digests import BACK_SECONDS, told
+from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
 
 STREAMS = 24
 
@@ -65,36 +63,12 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
-    of_one_rank: str, requests: list[Request], ranks: int, number: signal.Signals
+    requests: list[Request], ranks: int, number: signal.Signals
 ) -> None:
-    """Twice, under streams that go on with the same text. What is lost is noticed at once or, of
-    one that was stopped, after a second."""
+    """Twice, under streams that go on with the same text."""
     some = requests[:STREAMS]
-    expected = run_to_completion(one := engine_of(1), some)
-    one.close()
-    engine = engine_of(ranks)
-    tokens: dict[tuple[str, int], list[int]] = {(r.request_id, r.choice): [] for r in some}
-    for request in some:
-        assert engine.submit(request) is None
-    left, steps, longest = len(some), 0, 0.0
-    while left:
-        began = time.monotonic()
-        for event in engine.step():
-            tokens[event.request_id, event.choice].extend(event.token_ids)
-            left -= event.finish_reason is not None
-        longest = max(longest, time.monotonic() - began)
-        steps += 1
-        if steps in (6, 14):
-            lost = engine.roles()[1 + steps // 8 % (ranks - 1)]
-            os.kill(lost.place.process_id, number)
-    body = engine.model.body
-    assert isinstance(body, ParallelBody)
-    assert body.ranks_lost == 2
-    print(f"{number.name} of one of {ranks}: {longest:.1f} s at the most until the next token")
-    assert longest < BACK_SECONDS
-    engine.check_idle()
-    engine.close()
-    assert tokens == {(e.request_id, e.choice): list(e.token_ids) for e in expected}
+    expected = tokens_of(engine_of(1), some)
+    assert told_while_ranks_are_lost(engine_of(ranks), some, number) == expected
 
 
 def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:

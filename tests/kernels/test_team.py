@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numba import njit
 
 from lexshard.kernels.team import MOST_ALONE, Team, jobs
+from lexshard.kernels.team.cores import can_pin, cores_in_order
 from lexshard.kernels.team.jobs import run, wait_for_all
 
 
@@ -168,3 +171,46 @@ def test_a_process_ends_with_its_team() -> None:
         )
         ended = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
         assert ended.returncode == 0
+
+
+PINNED = """
+import os, threading
+from pathlib import Path
+from lexshard.kernels import pool
+
+allowed = sorted(os.sched_getaffinity(0))
+pool.pin_threads()
+pool.set_threads(len(allowed))
+pool.team()
+cores = {
+    each.name: os.sched_getaffinity(each.native_id)
+    for each in threading.enumerate() if each.name.startswith("team-")
+}
+mine = os.sched_getaffinity(0)
+every = [mine, *cores.values()]
+assert all(len(each) == 1 for each in every), every
+assert sorted(core for each in every for core in each) == allowed
+pool.set_threads(len(allowed) + 1)
+pool.team()
+print(os.sched_getaffinity(0) == set(allowed))
+"""
+
+
+@pytest.mark.skipif(not can_pin(), reason="threads cannot choose their cores here")
+def test_pinned_threads_have_a_core_each() -> None:
+    """More of them than there are cores go where they like."""
+    done = subprocess.run(
+        [sys.executable, "-c", PINNED], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.skipif(not can_pin(), reason="threads cannot choose their cores here")
+def test_physical_cores_come_before_their_second_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5})
+    for core, siblings in enumerate(["0-1", "0-1", "2,3", "2,3"]):  # of 5 nothing is said
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
+    assert cores_in_order(tmp_path) == [0, 2, 5, 1, 3]

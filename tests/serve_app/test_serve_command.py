@@ -50,6 +50,7 @@ def test_bad_command_lines_end_with_one_clear_line(
         (["serve", "--model", folder, "--dashboard", "--address", "auto"], "leave it out"),
         (["serve", "--model", folder, "--replicas", "3", "--max-replicas", "2"], "fewer than"),
         (["serve", "--model", folder, "--replicas", "2", "--api-processes", "2"], "leave out"),
+        (["serve", "--model", folder, "--replicas", "2", "--pin-threads"], "leave it out"),
         (["serve", "--model", folder, "--routing", "load"], "give --replicas 2"),
         (["serve", "--model", folder, "--target-ongoing-requests", "4"], "give --max-replicas"),
         (["serve", "--config", str(latin)], "not valid YAML"),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
+from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
@@ -22,3 +27,42 @@ def told(engine: Engine, requests: list[Request]) -> str:
         return digest(completions)
     finally:
         engine.close()
+
+
+def told_while_ranks_are_lost(
+    engine: Engine, requests: list[Request], number: signal.Signals
+) -> dict[tuple[str, int], list[int]]:
+    """The tokens of each choice, while two ranks get a signal in the midst of a step, one after the
+    other. What is lost is noticed at once or, of one that was stopped, after a while; a successor
+    is there in `BACK_SECONDS`. Ends the engine."""
+    tokens: dict[tuple[str, int], list[int]] = {(r.request_id, r.choice): [] for r in requests}
+    for request in requests:
+        assert engine.submit(request) is None
+    left, steps, longest = len(requests), 0, 0.0
+    while left:
+        began = time.monotonic()
+        for event in engine.step():
+            tokens[event.request_id, event.choice].extend(event.token_ids)
+            left -= event.finish_reason is not None
+        longest = max(longest, time.monotonic() - began)
+        steps += 1
+        if steps in (6, 14):
+            others = [role for role in engine.roles() if role.name == "body" and role.index]
+            os.kill(others[steps // 8 % len(others)].place.process_id, number)
+    body = engine.model.body
+    assert isinstance(body, ParallelBody)
+    assert body.ranks_lost == 2
+    print(
+        f"{number.name} of one of {1 + len(others)} ranks: {longest:.1f} s without a token at most"
+    )
+    assert longest < BACK_SECONDS
+    engine.check_idle()
+    engine.close()
+    return tokens
+
+
+def tokens_of(engine: Engine, requests: list[Request]) -> dict[tuple[str, int], list[int]]:
+    """The tokens of each choice; ends the engine."""
+    completions = run_to_completion(engine, requests)
+    engine.close()
+    return {(each.request_id, each.choice): list(each.token_ids) for each in completions}

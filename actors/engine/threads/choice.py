@@ -44,6 +44,8 @@ class EngineThreads:
             self._candidates = thread_candidates(
                 cores or _cores(), samplers=configuration.samplers > 0
             )
+        if configuration.pin_threads:
+            pool.pin_threads()
         self._time_threads = time_threads
         self.timings: tuple[ThreadTiming, ...] = ()
         self._use(((1, self._candidates[-1]),))
