@@ -1,7 +1,8 @@
 """Steps of plain rows, which a shard that owns the vocabulary decides in one compiled call.
 
 Such rows want the best token, the best few or those near the best, after any processors but a
-mask; nearly all do. What they get, certificates too, is what the steps of `actors.head.shard` give.
+mask of few tokens; nearly all do. What they get, certificates too, is what the steps of
+`actors.head.shard` give.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.certificates import Reading, search_certificates
 from lexshard.actors.head.output_head import Screening
+from lexshard.actors.head.output_rows import computes_allowed
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import Screen, TierScreen
 from lexshard.actors.messages import NeedKind
@@ -27,9 +29,13 @@ LARGEST_SHARE = 0.5
 KINDS: frozenset[NeedKind] = frozenset({"top1", "topk", "minp"})
 
 
-def is_plain(rows: RowTable) -> bool:
-    """Whether one threshold decides each of ``rows``."""
-    return not rows.guesses and not len(rows.flat.masks) and KINDS.issuperset(rows.kinds)
+def is_plain(rows: RowTable, vocabulary_size: int) -> bool:
+    """Whether a screen and one threshold decide each of ``rows``."""
+    if rows.guesses or not KINDS.issuperset(rows.kinds):
+        return False
+    return not len(rows.flat.masks) or not any(
+        computes_allowed(rows, row, vocabulary_size) for row in range(len(rows))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -157,7 +157,7 @@ class Shard:
         array = hidden.numpy() if isinstance(hidden, torch.Tensor) else hidden
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
-        if not is_plain(rows):
+        if not is_plain(rows, self.vocabulary_size):
             return self._screen_in_steps(array, rows)
         screen = self._choose(rows.kinds)
         found = self._decide_at_once(screen, array, rows)

@@ -11,12 +11,14 @@ import torch
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.plain_steps import DecidedRows
 from lexshard.actors.head.shard import Shard
+from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable
+from lexshard.actors.states.row_table import UNADJUSTED, RowTable
 from lexshard.kernels import pool
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.screen.tile import PANEL
 from tests.support.certificate_needs import random_needs
+from tests.support.search_cases import random_adjustment
 
 pytestmark = pytest.mark.vectors
 
@@ -53,6 +55,35 @@ def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
             assert ours.certificates == theirs.certificates
     finally:
         pool.set_threads(1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_of_many_tokens_are_decided_at_once(seed: int) -> None:
+    """With every other processor, and more wanted than a mask leaves. Masks of few tokens need no
+    screen, and take the steps."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(PANEL, 3000))
+    at_once, in_steps = shards(random, size, 64, half=True)
+    few = Mask.of_ids(random.choice(size, size // 64, replace=False), size)
+    for rows in (1, 3, 8):
+        batch = random_needs(random, size, rows, kinds=KINDS, shares=(0.25,) * 4)
+        needs = []
+        for need in batch.needs:
+            share = float(random.choice([0.02, 0.3, 0.9, 1.0]))
+            held = random.choice(size, int(share * size), replace=False)
+            adjustment = replace(random_adjustment(random, size), mask=Mask.of_ids(held, size))
+            needs.append(replace(need, adjustment=adjustment, k=need.k and size // 32))
+        hidden = random.standard_normal((rows, 64)).astype(np.float32)
+        table = RowTable.of(needs)
+        found, expected = at_once.screen(hidden, table), in_steps.screen(hidden, table)
+        assert isinstance(found.screening, DecidedRows)
+        np.testing.assert_array_equal(found.tau, expected.tau)
+        ours, theirs = at_once.rescore(found), in_steps.rescore(expected)
+        for name in ("ids", "raw", "offsets"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        assert ours.certificates == theirs.certificates
+        needs[0] = replace(needs[0], adjustment=replace(UNADJUSTED, mask=few))
+        assert not isinstance(at_once.screen(hidden, RowTable.of(needs)).screening, DecidedRows)
 
 
 def test_a_threshold_from_elsewhere_is_used() -> None:
