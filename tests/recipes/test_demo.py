@@ -240,8 +240,9 @@ def test_command_refuses_a_target_that_is_none_or_would_be_trained(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--data", str(texts), "--out", str(tmp_path / "out"), "--target", str(tmp_path)]
-    assert main([*given, "--target-tokens", "4096"]) == 1
-    assert "leave --target-tokens out" in capsys.readouterr().err
+    for option in (["--target-tokens", "4096"], ["--decay-now", "0.4"]):
+        assert main([*given, *option]) == 1
+        assert "leave --target-tokens and --decay-now out" in capsys.readouterr().err
     assert main(given) == 1
     assert "evaluation.json" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

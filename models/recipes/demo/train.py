@@ -173,8 +173,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the pair; returns the exit status, `STOPPED` where there is more to do."""
     given = _parser().parse_args(arguments)
-    if given.target is not None and given.target_tokens is not None:
-        print("error: a kept --target is not trained: leave --target-tokens out", file=sys.stderr)
+    if given.target is not None and (given.target_tokens, given.decay_now) != (None, None):
+        print(
+            "error: a kept --target is not trained: leave --target-tokens and --decay-now out",
+            file=sys.stderr,
+        )
         return 1
     recipe = DemoRecipe().with_tokens(given.target_tokens, given.draft_tokens)
     try:
