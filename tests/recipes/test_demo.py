@@ -16,11 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.recipes.demo.evaluate import ended_count
 from models.recipes.demo.loss import fused_cross_entropy, fused_distillation
-from models.recipes.demo.network import hidden_states, initial_weights, rotary_table
-from models.recipes.demo.recipe import DemoRecipe, Measurement, Mixture, NetworkShape, Schedule
-from models.recipes.demo.stages import target_checkpoint, target_trainer, train_target
+from models.recipes.demo.network import hidden_states, rotary_table
+from models.recipes.demo.recipe import DemoRecipe, Mixture
 from models.recipes.demo.texts.corpus import clean_book, load_corpus
-from models.recipes.demo.texts.prepare import prepare
 from models.recipes.demo.texts.tokenizer import render_chat
 from models.recipes.demo.train import DRAFT_FOLDER, TARGET_FOLDER, main, train_demo
 from tests.support.paths import ROOT
@@ -51,67 +49,6 @@ def shipped() -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def evaluation() -> dict[str, Any]:
     return json.loads((MODELS / TARGET_FOLDER / "evaluation.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    """A tiny folder of the shape the command takes."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    paragraph = (
-        "Once upon a time there was an old king who lived in a castle by the sea, number {}. "
-        "He had a dog and a horse, and he was fond of both of them. "
-        "Every morning he walked in the garden and looked at the roses and at the ships. "
-        'One day a bird came and said, "Good morning, your majesty." The king was glad.'
-    )
-    books = [
-        "\n\n".join(paragraph.format(7 * book + row) for row in range(40)) for book in range(4)
-    ]
-    (folder / "tales.txt").write_text("\n\n<|endoftext|>\n\n".join(books), encoding="utf-8")
-    turns = [["U", "I need a room for 2 nights."], ["S", "In which city?"], ["U", "In York."]]
-    records = [
-        {"id": f"{part}/{number}", "services": [], "turns": [*turns, ["S", f"Room {number}."]]}
-        for part in ("train", "test")
-        for number in range(60)
-    ]
-    lines = "\n".join(json.dumps(record) for record in records)
-    (folder / "talk.jsonl").write_text(lines, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def recipe() -> DemoRecipe:
-    schedule = Schedule(
-        tokens=8 * 256,
-        batch_tokens=256,
-        micro_tokens=64,
-        sequence=64,
-        long_sequence=128,
-        long_fraction=0.25,
-        warmup_steps=2,
-        frequent_tokens=64,
-        sampled_tokens=32,
-    )
-    shape = NetworkShape(
-        hidden=32, layers=1, heads=2, kv_heads=1, intermediate=48, vocabulary=400, positions=128
-    )
-    return DemoRecipe(
-        tokenizer_sample_bytes=40_000,
-        mixture=Mixture(held_out_books=1, story_chat_records=50),
-        target=shape,
-        draft=shape,
-        target_schedules=(schedule, replace(schedule, muon_rate=0.01)),
-        draft_schedule=schedule,
-        measurement=Measurement(
-            held_out_bytes=5_000,
-            end_prompts=4,
-            end_tokens=8,
-            match_prompts=4,
-            match_tokens=8,
-            sample_tokens=8,
-            shipped_prompts=2,
-        ),
-    )
 
 
 def test_shipped_pair_is_small_and_shares_its_tokenizer(shipped: tuple[Any, Any]) -> None:
@@ -232,18 +169,6 @@ def test_fused_distillation_equals_torch() -> None:
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_schedule_warms_up_glides_and_decays() -> None:
-    schedule = Schedule(
-        tokens=100 * 4_096, warmup_steps=10, glide_from=0.5, glide_until=1.5, decay_fraction=0.2
-    )
-    assert schedule.steps == 100
-    assert schedule.rate_factor(0) == pytest.approx(0.1)
-    assert schedule.rate_factor(49) == 1.0
-    assert schedule.rate_factor(70) == pytest.approx(0.8)
-    assert schedule.rate_factor(90) == pytest.approx(0.5)
-    assert 0 < schedule.rate_factor(99) < 0.06
-
-
 def test_clean_book_keeps_prose_only() -> None:
     prose = "The old man walked slowly down to the sea. " * 6
     front = "THE TITLE\n\nby\n\nAn Author\n\nCHAPTER I."
@@ -259,25 +184,6 @@ def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
     assert len(corpus.held_out_dialogues) == 60
 
 
-def test_recipe_is_reproducible_and_resumes(
-    texts: Path, recipe: DemoRecipe, tmp_path: Path
-) -> None:
-    folders = [tmp_path / name for name in ("first", "second", "third")]
-    for folder in folders:
-        folder.mkdir()
-    whole = train_target(prepare(texts, folders[0], recipe, 3), recipe, folders[0], 3)
-    again = train_target(prepare(texts, folders[1], recipe, 3), recipe, folders[1], 3)
-    prepared = prepare(texts, folders[2], recipe, 3)
-    started = target_trainer(prepared, recipe, 3, 0)
-    started.run("target", target_checkpoint(folders[2], 3, 0), stop_after=3)
-    resumed = train_target(prepare(texts, folders[2], recipe, 3), recipe, folders[2], 3)
-    untrained = initial_weights(recipe.target, 3)
-    for name, value in whole.weights.items():
-        assert torch.equal(value, again.weights[name])
-        assert torch.equal(value, resumed.weights[name])
-        assert not torch.equal(value, untrained[name])
-
-
 def test_whole_recipe_makes_a_loadable_pair(
     texts: Path, recipe: DemoRecipe, tmp_path: Path
 ) -> None:
@@ -285,9 +191,30 @@ def test_whole_recipe_makes_a_loadable_pair(
     result = train_demo(texts, out, 5, recipe=recipe)
     assert 0 < result["bits_per_byte"]["all"]["target"] < 8
     assert result["training"]["draft"]["steps"] == recipe.draft_schedule.steps
+    measured = result["training"]["target"]["held_out_bits_per_byte"]
+    assert result["bits_per_byte"]["all"]["target"] == min(measured.values())
+    assert set(measured) == {"last", "average"}
     for folder in (TARGET_FOLDER, DRAFT_FOLDER):
         model = AutoModelForCausalLM.from_pretrained(out / folder)
         assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(out / folder))
+
+
+def test_samples_are_of_every_kind_in_both_modes_and_ready_for_the_card(
+    texts: Path, recipe: DemoRecipe, tmp_path: Path
+) -> None:
+    written = train_demo(texts, tmp_path, 5, recipe=recipe)["samples"]
+    kinds = [(sample["kind"], sample["mode"]) for sample in written]
+    assert kinds == [
+        (kind, mode)
+        for kind in ("prose", "dialogues")
+        for mode in ("greedy", "sampled")
+        for _ in range(recipe.measurement.sample_prompts)
+    ]
+    assert DemoRecipe().measurement.sample_prompts * 3 * 2 == 60  # with stories and novels
+    card = (tmp_path / TARGET_FOLDER / "samples.md").read_text(encoding="utf-8")
+    for sample in written:
+        assert f"{sample['prompt']}⟶{sample['answer']}" in card
+    assert card.count("### ") == 4
 
 
 def test_a_finished_target_is_kept_and_gets_a_new_draft(
@@ -313,8 +240,9 @@ def test_command_refuses_a_target_that_is_none_or_would_be_trained(
     texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--data", str(texts), "--out", str(tmp_path / "out"), "--target", str(tmp_path)]
-    assert main([*given, "--target-tokens", "4096"]) == 1
-    assert "leave --target-tokens out" in capsys.readouterr().err
+    for option in (["--target-tokens", "4096"], ["--decay-now", "0.4"]):
+        assert main([*given, *option]) == 1
+        assert "leave --target-tokens and --decay-now out" in capsys.readouterr().err
     assert main(given) == 1
     assert "evaluation.json" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -18,23 +18,14 @@ from transformers import PreTrainedTokenizerBase as TokenizerBase
 from models.recipes.demo.export import TEMPERATURE
 from models.recipes.demo.prompts import chat_texts, dialogue_prompts, generate, prose_prompts
 from models.recipes.demo.recipe import Measurement
+from models.recipes.demo.samples import samples, samples_text
 from models.recipes.demo.texts.chat import Message, dialogue_messages
 from models.recipes.demo.texts.corpus import Corpus
 from models.recipes.demo.texts.tokenizer import END_OF_TEXT, render_chat
 from models.recipes.demo.texts.windows import TokenSource
 
 EVALUATION_FILE = "evaluation.json"
-
-SAMPLE_CHATS: tuple[tuple[Message, ...], ...] = (
-    ({"role": "user", "content": "Tell me a story about a wolf."},),
-    ({"role": "user", "content": "Tell me a story."},),
-    (
-        {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "I want to book a table for two in San Jose."},
-    ),
-    ({"role": "user", "content": "Can you find me a hotel in Paris for next Friday?"},),
-    ({"role": "user", "content": "What is the capital of France?"},),
-)
+SAMPLES_FILE = "samples.md"
 
 
 @dataclass(frozen=True)
@@ -165,28 +156,19 @@ def match_rates(
     return best / count, drawn / count
 
 
-def _samples(
-    model: PreTrainedModel,
-    tokenizer: TokenizerBase,
-    openings: Sequence[str],
-    new_tokens: int,
-    seed: int = 1,
-) -> list[dict[str, str]]:
-    texts = [*openings, *chat_texts(tokenizer, SAMPLE_CHATS)]
-    written = generate(model, tokenizer, texts, new_tokens, True, seed)
-    return [
-        {"prompt": text, "answer": tokenizer.decode(answer)}
-        for text, (_, answer) in zip(texts, written, strict=True)
-    ]
+def load_model(folder: Path) -> PreTrainedModel:
+    """A checkpoint in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def load_pair(target: Path, draft: Path) -> tuple[PreTrainedModel, PreTrainedModel, TokenizerBase]:
-    """Both checkpoints in float32 and their tokenizer."""
-    models = [
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        for folder in (target, draft)
-    ]
-    return models[0], models[1], AutoTokenizer.from_pretrained(target)
+def target_bits(
+    folder: Path, corpus: Corpus, sources: Sequence[TokenSource], size: Measurement
+) -> float:
+    """Bits per byte of all held-out text under one checkpoint."""
+    texts = held_out_texts(corpus, size.held_out_bytes)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    table = bits_per_byte({"target": load_model(folder)}, tokenizer, texts, sources)
+    return table["all"]["target"]
 
 
 def evaluate_pair(
@@ -197,7 +179,8 @@ def evaluate_pair(
     size: Measurement,
 ) -> dict[str, Any]:
     """All measurements of an exported pair."""
-    target, draft, tokenizer = load_pair(target_folder, draft_folder)
+    target, draft = load_model(target_folder), load_model(draft_folder)
+    tokenizer = AutoTokenizer.from_pretrained(target_folder)
     texts = held_out_texts(corpus, size.held_out_bytes)
     table = bits_per_byte({"target": target, "draft": draft}, tokenizer, texts, sources)
     books = [book for group in corpus.held_out_prose.values() for book in group]
@@ -217,7 +200,6 @@ def evaluate_pair(
         for mode in ("greedy", "sampled")
         if chats
     }
-    openings = prose[:: max(1, len(prose) // 4)][:4]
     return {
         "parameters": {
             "target": sum(value.numel() for value in target.parameters()),
@@ -227,7 +209,7 @@ def evaluate_pair(
         "best_token_match_rate": _with_mean({name: best for name, (best, _) in rates.items()}),
         "drawn_token_match_rate": _with_mean({name: drawn for name, (_, drawn) in rates.items()}),
         "ended_prompts": {"prompts": len(chats), "tokens": size.end_tokens, **ended},
-        "samples": _samples(target, tokenizer, openings, size.sample_tokens),
+        "samples": samples(target, tokenizer, corpus, size),
         "prompts": chats[: size.shipped_prompts],
     }
 
@@ -243,6 +225,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def write_evaluation(result: dict[str, Any], folder: Path) -> None:
-    """Write the measurements beside the weights."""
+    """Write the measurements beside the weights, and the samples as the card prints them."""
     text = json.dumps(result, indent=2, ensure_ascii=False)
     (folder / EVALUATION_FILE).write_text(text + "\n", encoding="utf-8")
+    (folder / SAMPLES_FILE).write_text(samples_text(result["samples"]), encoding="utf-8")

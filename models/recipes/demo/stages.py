@@ -1,23 +1,26 @@
-"""Training the target and the draft, each resumable from its own checkpoint."""
+"""Training the target and the draft, each resumable from its own state."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from models.recipes.demo.distill import distillation_loss, projected_embedding
-from models.recipes.demo.evaluate import read_evaluation
 from models.recipes.demo.network import EMBEDDING, NetworkWeights
+from models.recipes.demo.pieces import Piece, UnfinishedError, read_state, write_state
 from models.recipes.demo.recipe import DemoRecipe
 from models.recipes.demo.texts.prepare import Prepared
 from models.recipes.demo.trainer import Trainer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
     """What one finished stage leaves behind."""
 
@@ -25,51 +28,49 @@ class Stage:
     steps: int
     tokens: int
     seconds: float
+    schedule: dict[str, Any]
+    held_out_bits: dict[str, float] = field(default_factory=dict)
+    """Bits per byte of the last weights and of their average; the better ones are kept."""
 
-    def after(self, earlier: Stage) -> Stage:
-        """This stage with the work of the one before counted in."""
-        return Stage(
-            self.weights,
-            self.steps + earlier.steps,
-            self.tokens + earlier.tokens,
-            self.seconds + earlier.seconds,
+
+def train_target(
+    prepared: Prepared,
+    recipe: DemoRecipe,
+    state: Path,
+    seed: int,
+    piece: Piece,
+    held_out_bits: Callable[[NetworkWeights], float],
+    decay_now: float | None = None,
+) -> Stage:
+    """Train the target, or continue from its state; what measures better of its weights is kept.
+
+    Raises UnfinishedError where the piece was over first, ValueError where the state is of another
+    recipe, or where there is none and ``decay_now`` asks for the end.
+    """
+    schedule = recipe.target_schedule
+    trainer = Trainer(recipe.target, schedule, prepared, seed, recipe.workers)
+    path = state / "target.pt"
+    kept = read_state(path, trainer.made_by)
+    if kept is not None and "stage" in kept:
+        return Stage(**kept["stage"])
+    if kept is None and decay_now is not None:
+        raise ValueError(f"nothing to end: {path} does not exist")
+    stage = _finish(trainer, "target", recipe, path, kept, piece, decay_now)
+    if trainer.average:
+        candidates = {"last": trainer.weights, "average": trainer.average}
+        bits = {name: held_out_bits(weights) for name, weights in candidates.items()}
+        best = candidates[min(bits, key=bits.__getitem__)]
+        stage = Stage(
+            best, stage.steps, stage.tokens, stage.seconds, stage.schedule, held_out_bits=bits
         )
+    # The choice is kept, for a machine that measures otherwise in the last digit would give the
+    # half-trained draft another target.
+    write_state(path, {"made_by": trainer.made_by, "stage": asdict(stage)})
+    return stage
 
 
-def target_trainer(prepared: Prepared, recipe: DemoRecipe, seed: int, number: int) -> Trainer:
-    """The trainer of the target's pass ``number`` at its first step."""
-    return Trainer(
-        recipe.target,
-        recipe.target_schedules[number],
-        prepared.sources,
-        prepared.frequent_first,
-        seed + 2 * number,
-        recipe.workers,
-    )
-
-
-def target_checkpoint(work: Path, seed: int, number: int) -> Path:
-    """Where the training state of the target's pass ``number`` is kept."""
-    return work / f"target-{seed}-{number}.pt"
-
-
-def train_target(prepared: Prepared, recipe: DemoRecipe, work: Path, seed: int) -> Stage:
-    """Train the target in all its passes, or continue from its checkpoints in ``work``."""
-    whole: Stage | None = None
-    for number in range(len(recipe.target_schedules)):
-        trainer = target_trainer(prepared, recipe, seed, number)
-        if whole is not None:
-            trainer.start_from(whole.weights)
-        checkpoint = target_checkpoint(work, seed, number)
-        part = _finish(trainer, f"target {number + 1}", recipe, checkpoint)
-        whole = part if whole is None else part.after(whole)
-    if whole is None:
-        raise ValueError("the recipe has no schedule for the target")
-    return whole
-
-
-def finished_target(folder: Path, prepared: Prepared) -> Stage:
-    """The target that an earlier run left in ``folder``, as it was exported.
+def finished_target(folder: Path, prepared: Prepared) -> NetworkWeights:
+    """The target in ``folder``, as it was exported.
 
     Raises ValueError where it has another tokenizer than the draft would get.
     """
@@ -78,37 +79,54 @@ def finished_target(folder: Path, prepared: Prepared) -> Stage:
         raise ValueError(
             f"the target in {folder} has another tokenizer than these texts give with this seed"
         )
-    record = read_evaluation(folder)["training"]["target"]
     stored = load_file(folder / "model.safetensors")
-    weights = {name: value.float() for name, value in stored.items()}
-    return Stage(weights, record["steps"], record["tokens"], record["seconds"])
+    return {name: value.float() for name, value in stored.items()}
 
 
 def train_draft(
-    prepared: Prepared, recipe: DemoRecipe, target: Stage, work: Path, seed: int
+    prepared: Prepared,
+    recipe: DemoRecipe,
+    target: NetworkWeights,
+    state: Path,
+    seed: int,
+    piece: Piece,
 ) -> Stage:
-    """Distil the draft from the finished target, or continue from its checkpoint.
-
-    A target trained for more steps gets a new draft.
-    """
+    """Distil the draft from the finished target, or continue from its state."""
+    teacher = hashlib.sha256()
+    for name in sorted(target):
+        teacher.update(target[name].numpy().tobytes())
     trainer = Trainer(
         recipe.draft,
         recipe.draft_schedule,
-        prepared.sources,
-        prepared.frequent_first,
+        prepared,
         seed + 1,
         recipe.workers,
-        distillation_loss(target.weights, recipe.target),
+        distillation_loss(target, recipe.target),
+        teacher.hexdigest()[:12],
     )
     common = torch.from_numpy(prepared.frequent_first[: recipe.draft_schedule.frequent_tokens])
-    embedding = projected_embedding(target.weights[EMBEDDING], recipe.draft.hidden, common)
+    embedding = projected_embedding(target[EMBEDDING], recipe.draft.hidden, common)
     trainer.start_from({EMBEDDING: embedding})
-    return _finish(trainer, "draft", recipe, work / f"draft-{seed}-{target.steps}.pt")
+    path = state / "draft.pt"
+    return _finish(trainer, "draft", recipe, path, read_state(path, trainer.made_by), piece)
 
 
-def _finish(trainer: Trainer, label: str, recipe: DemoRecipe, checkpoint: Path) -> Stage:
-    if checkpoint.exists():
-        trainer.restore(checkpoint)
-    trainer.run(label, checkpoint, recipe.checkpoint_seconds)
-    tokens = trainer.step * trainer.schedule.batch_tokens
-    return Stage(trainer.weights, trainer.step, tokens, trainer.seconds)
+def _finish(
+    trainer: Trainer,
+    label: str,
+    recipe: DemoRecipe,
+    path: Path,
+    kept: dict[str, Any] | None,
+    piece: Piece,
+    decay_now: float | None = None,
+) -> Stage:
+    if kept is not None:
+        trainer.restore(kept)
+    if decay_now is not None:
+        trainer.decay_now(decay_now)
+    ended = trainer.run(label, path, recipe.checkpoint_seconds, piece)
+    schedule = trainer.schedule
+    if not ended:
+        raise UnfinishedError(f"{label} stopped after step {trainer.step:,} of {schedule.steps:,}")
+    tokens = trainer.step * schedule.batch_tokens
+    return Stage(trainer.weights, trainer.step, tokens, trainer.seconds, asdict(schedule))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from models.recipes.demo.candidates import CandidateSampler, SoftmaxCandidates
 from models.recipes.demo.loss import fused_cross_entropy
@@ -24,11 +24,16 @@ from models.recipes.demo.network import (
     rotary_table,
 )
 from models.recipes.demo.optimiser import Optimiser
+from models.recipes.demo.pieces import Piece, write_state
 from models.recipes.demo.recipe import NetworkShape, Schedule
-from models.recipes.demo.texts.windows import BatchOrder, TokenSource
+from models.recipes.demo.texts.prepare import Prepared
+from models.recipes.demo.texts.windows import BatchOrder
 
 LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor, SoftmaxCandidates | None], Tensor]
 """``(hidden, head, inputs, targets, candidates)`` to the summed loss of a micro batch."""
+
+REPORT_SECONDS = 30.0
+SMOOTHED_STEPS = 100
 
 
 def next_token_loss(
@@ -63,28 +68,52 @@ class Trainer:
         self,
         shape: NetworkShape,
         schedule: Schedule,
-        sources: list[TokenSource],
-        frequent_first: np.ndarray,
+        prepared: Prepared,
         seed: int,
         workers: int,
         loss: LossFunction = next_token_loss,
+        teacher: str = "",
     ) -> None:
+        # No step before the final decay depends on the budget.
+        named = {"shape": asdict(shape), "schedule": asdict(replace(schedule, tokens=0))}
+        self.made_by = {
+            **{f"{part}.{name}": value for part in named for name, value in named[part].items()},
+            "seed": seed,
+            "texts": prepared.digest,
+            "teacher": teacher,
+        }
         self.shape = shape
-        self.schedule = schedule
         self.weights = initial_weights(shape, seed)
-        self.step = 0
+        self.average: NetworkWeights = {}
+        self.losses: list[float] = []
         self.seconds = 0.0
+        self._prepared, self._seed = prepared, seed
+        self._follow(schedule)
         self._optimiser = Optimiser(self.weights, schedule)
-        self._batches = BatchOrder(sources, schedule, seed)
-        self._sampler = CandidateSampler(frequent_first, schedule, seed)
         self._table = rotary_table(shape, max(schedule.sequence, schedule.long_sequence))
         self._workers = workers
         self._loss = loss
+
+    def _follow(self, schedule: Schedule) -> None:
+        """Take the steps to come from this schedule; batch and candidates follow from a step."""
+        self.schedule = schedule
+        self._batches = BatchOrder(self._prepared.sources, schedule, self._seed)
+        self._sampler = CandidateSampler(self._prepared.frequent_first, schedule, self._seed)
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return len(self.losses)
 
     def start_from(self, weights: NetworkWeights) -> None:
         """Replace initial weights before the first step."""
         for name, value in weights.items():
             self.weights[name].copy_(value)
+
+    def decay_now(self, share: float) -> None:
+        """Let the final decay begin here, unless it has begun, and be ``share`` of all steps."""
+        if self.step < self.schedule.decay_start:
+            self._follow(self.schedule.ended_early(self.step, share))
 
     def _share(
         self, micro_batches: list[np.ndarray], candidates: SoftmaxCandidates | None
@@ -130,58 +159,69 @@ class Trainer:
         for value in gradients.values():
             value.mul_(1.0 / count)
         self._optimiser.step(gradients, schedule.rate_factor(self.step), self.step, pool)
-        self.step += 1
+        if schedule.average_fraction:
+            rate = schedule.average_rate(self.step)
+            for name, value in self.weights.items():
+                self.average.setdefault(name, value.clone()).lerp_(value, rate)
         return total / count
 
-    def run(
-        self,
-        label: str,
-        checkpoint: Path | None = None,
-        checkpoint_seconds: float = 300.0,
-        stop_after: int | None = None,
-    ) -> None:
-        """Train to the end of the schedule, or for ``stop_after`` steps."""
-        last = self.schedule.steps
-        if stop_after is not None:
-            last = min(last, self.step + stop_after)
-        saved = begun = time.monotonic()
-        earlier = self.seconds
+    def run(self, label: str, path: Path, save_seconds: float, piece: Piece) -> bool:
+        """Train until the schedule ends or the piece is over; whether the schedule has ended.
+
+        The state is kept in ``path`` every ``save_seconds`` and at the end.
+        """
+        saved = told = begun = time.monotonic()
+        earlier, first = self.seconds, self.step
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         pool = ThreadPoolExecutor(self._workers, initializer=lambda: torch.set_num_threads(1))
-        bar = tqdm(total=self.schedule.steps, initial=self.step, desc=label, unit="step")
-        average = None
-        with pool, bar:
-            while self.step < last:
-                loss = self._train_step(pool)
-                average = loss if average is None else 0.95 * average + 0.05 * loss
-                bar.set_postfix(loss=f"{average:.3f}", refresh=False)
-                bar.update()
+        with pool, piece.hearing_signals():
+            while self.step < self.schedule.steps and not piece.over():
+                self.losses.append(self._train_step(pool))
                 now = time.monotonic()
                 self.seconds = earlier + now - begun
-                if checkpoint is not None and now - saved >= checkpoint_seconds:
-                    self.save(checkpoint)
+                if now - told >= REPORT_SECONDS or self.step == self.schedule.steps:
+                    self._report(label, (now - begun) / (self.step - first))
+                    told = now
+                if now - saved >= save_seconds:
+                    self.save(path)
                     saved = now
+            self.save(path)
         torch.set_num_threads(threads)
-        if checkpoint is not None:
-            self.save(checkpoint)
+        return self.step == self.schedule.steps
+
+    def _report(self, label: str, step_seconds: float) -> None:
+        recent = self.losses[-SMOOTHED_STEPS:]
+        minutes = round((self.schedule.steps - self.step) * step_seconds / 60)
+        print(
+            f"{label}: step {self.step:,} of {self.schedule.steps:,}, "
+            f"loss {sum(recent) / len(recent):.3f}, "
+            f"{self.schedule.batch_tokens / step_seconds:,.0f} tokens/s, "
+            f"{minutes // 60} h {minutes % 60:02} min left",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint in one piece."""
-        partial = path.with_suffix(".partial")
+        """Keep all that the next step depends on."""
         state = {
-            "step": self.step,
+            "made_by": self.made_by,
+            "schedule": asdict(self.schedule),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
             "seconds": self.seconds,
             "weights": self.weights,
+            "average": self.average,
             "optimiser": self._optimiser.state(),
         }
-        torch.save(state, partial)
-        os.replace(partial, path)
+        write_state(path, state)
 
-    def restore(self, path: Path) -> None:
-        """Continue from a checkpoint."""
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-        self.step = state["step"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `save` kept; a final decay that has begun there keeps its length."""
+        self.losses = state["losses"].tolist()
+        kept = Schedule(**state["schedule"])
+        if self.step >= min(kept.decay_start, self.schedule.decay_start):
+            self._follow(kept)
         self.seconds = state["seconds"]
         self.start_from(state["weights"])
+        self.average = state["average"]
         self._optimiser.restore(state["optimiser"])

@@ -20,14 +20,19 @@ class TokenSource:
 
 
 def window_starts(source: TokenSource, length: int) -> np.ndarray:
-    """Begin a window at a document or paragraph start, then at the next start after its end."""
+    """Begin a window at a document or paragraph start, and the next where its last one begins.
+
+    What a window cuts off is read whole in the next: to go on after the end would leave the ends
+    of a quarter of the dialogues and of a tenth of the stories unread in every round.
+    """
     chosen: list[int] = []
     index = 0
     last = len(source.tokens) - length - 1
     while index < len(source.starts) and source.starts[index] <= last:
         start = int(source.starts[index])
         chosen.append(start)
-        index = int(np.searchsorted(source.starts, start + length))
+        cut = int(np.searchsorted(source.starts, start + length, side="right")) - 1
+        index = max(index + 1, cut)
     if not chosen:
         raise ValueError(f"source {source.name!r} is shorter than one window of {length} tokens")
     return np.asarray(chosen, dtype=np.int64)
