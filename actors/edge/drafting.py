@@ -30,11 +30,13 @@ class EdgeDrafter:
         sequence: int,
         vocabulary_size: int,
     ) -> None:
+        state = SequenceState(request, vocabulary_size, ())
+        if state.inverse_temperature == 0:  # nothing is drawn: an id tells all there is to tell
+            settings = replace(settings, mode="same-token")
         self.codec = settings.codec(vocabulary_size)
         self.threshold = settings.threshold()
         self._model = model
         self._settings = settings
-        state = SequenceState(request, vocabulary_size, ())
         self._task = DraftTask(
             sequence,
             [],
@@ -97,18 +99,15 @@ class EdgeDrafter:
         size, scale = codec.vocabulary_size, proposal.inverse_temperature
         order = np.argsort(proposal.ids)
         ids, logits = proposal.ids[order], proposal.logits[order]
-        if scale == 0:  # the best token is certain
-            best = int(np.argmax(logits))
-            ids, logits, scale = ids[best : best + 1], np.zeros(1, np.float32), 1.0
         if threshold is None:
             most = size if codec.mode == "qs" else min(codec.size, size)
-            return _filled(sparsify(ids, logits, inverse_temperature=scale, most=most), most, size)
+            return _filled(sparsify(ids, logits, inverse_temperature=scale, most=most), most)
         kept = sparsify(ids, logits, inverse_temperature=scale, threshold=threshold.value)
         least = least_bits(size, len(kept.ids), codec.resolution)
         if least <= lattice_bits(size, size, codec.resolution):
             return kept
         # Which of so many are kept would take more bits than to tell of all.
-        return _filled(sparsify(ids, logits, inverse_temperature=scale), size, size)
+        return _filled(sparsify(ids, logits, inverse_temperature=scale), size)
 
     def heard(self, length: int, *, goes_on: bool) -> None:
         """Prompt and output have come to ``length`` tokens; what was guessed behind them
@@ -132,12 +131,10 @@ def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) 
     drafter.close()
 
 
-def _filled(kept: Kept, count: int, vocabulary_size: int) -> Kept:
+def _filled(kept: Kept, count: int) -> Kept:
     """As many tokens as ``count``, those that were not kept without a share."""
     missing = count - len(kept.ids)
-    if not missing:
-        return kept
-    others = np.setdiff1d(np.arange(vocabulary_size, dtype=np.int32), kept.ids)[:missing]
+    others = np.setdiff1d(np.arange(count, dtype=np.int32), kept.ids)[:missing]
     ids = np.concatenate([kept.ids, others])
     shares = np.concatenate([kept.probabilities, np.zeros(missing)])
     order = np.argsort(ids)
