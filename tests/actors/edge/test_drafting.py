@@ -13,9 +13,8 @@ from scipy import stats
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.frames import EdgeMode
 from lexshard.actors.edge.ledger import GuessChain, VerifiedText, drafting_of
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
 from lexshard.actors.edge.threshold import ConformalThreshold
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
@@ -41,15 +40,12 @@ class Link:
 
     def __init__(self, mode: EdgeMode, *, ahead: bool = False, **options: Any) -> None:
         self.engine: Engine = drafting_engine()
-        self._settings = EdgeSettings(
-            mode, size=8, alpha=0.1, eta=0.05, first_threshold=0.02, **options
-        )
+        sparse = {"size": 8, "alpha": 0.1, "eta": 0.05, "first_threshold": 0.02}
+        self._settings = EdgeSettings(mode, **sparse, **options)  # type: ignore[arg-type]
         self._ahead = ahead
-        self._model = build_drafter(
-            replace(self.engine.configuration, draft=str(DEMO_DRAFT)),
-            blocks=2_000,
-            vocabulary_size=self.engine.model.vocabulary_size,
-        )
+        drafts = replace(self.engine.configuration, draft=str(DEMO_DRAFT))
+        size = self.engine.model.vocabulary_size
+        self._model = build_drafter(drafts, blocks=2_000, vocabulary_size=size)
         self.thresholds: list[ConformalThreshold] = []
         self.told = 0  # bits of guesses
         self.guesses = 0
@@ -88,17 +84,14 @@ class Link:
                     pass
         self.engine.check_idle()
         self.engine.close()
-        first = {name: len(text.request.prompt_ids) for name, text in texts.items()}
-        return [tuple(text.chain.said[first[name] :]) for name, text in texts.items()]
+        return [tuple(each.chain.said[len(each.request.prompt_ids) :]) for each in texts.values()]
 
     def _hear(self, text: Text, event: SequenceEvent) -> None:
         content = text.verified.happened(event)
-        if content is None:
-            text.chain.told(event.token_ids, event.answers)
-        else:
+        if content is not None:
             told = text.chain.event_of(text.drafter.codec.decode_verdict(content), text.request)
             assert (told.token_ids, told.answers) == (event.token_ids, event.answers)
-            text.chain.told(told.token_ids, told.answers)
+        text.chain.told(event.token_ids, event.answers)
         text.drafter.heard(len(text.chain.said), goes_on=bool(text.chain.going))
 
     def _send(self, text: Text) -> bool:
@@ -138,19 +131,16 @@ def test_text_follows_the_target_whatever_is_left_out(
     parameters = SamplingParameters(temperature=1.2, top_k=3, max_tokens=4, ignore_eos=True)
     prompt = prompt_ids[3][:20]
     count = 1_200
-    requests = [Request(str(s), 0, prompt, replace(parameters, seed=s)) for s in range(count)]
+    requests, others = (
+        [Request(str(s), 0, prompt, replace(parameters, seed=first + s)) for s in range(count)]
+        for first in (0, 10_000)
+    )
     texts = Link(mode, longest=2, ahead=True).texts(requests)
-    others = [
-        replace(each, parameters=replace(parameters, seed=10_000 + i))
-        for i, each in enumerate(requests)
-    ]
     plain = [completion.token_ids for completion in run_and_close(drafting_engine(), others)]
-    tables = []
     for first, last in ((0, 2), (1, 3), (2, 4)):
         found = [text[first:last] for text in texts], [text[first:last] for text in plain]
         pairs = [pair for pair in {*found[0], *found[1]} if sum(f.count(pair) for f in found) > 20]
-        tables.append([[each.count(pair) for pair in pairs] for each in found])
-    for table in tables:
+        table = [[each.count(pair) for pair in pairs] for each in found]
         assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
         assert np.sum(table) > count
 
