@@ -158,10 +158,11 @@ def _packed(number: int, fields: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Reader:
-    """A frame while it is read; ``number`` is its batch's."""
+    """A frame while it is read; ``number`` is its batch's. A field takes the time of its own bits,
+    however long the frame is."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = int.from_bytes(content, "big")
+        self._content = content
         self.left = 8 * len(content)
         if self.read(MARK_BITS) != MARK:
             raise FrameError("this is no frame")
@@ -170,15 +171,16 @@ class _Reader:
     def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
+        begin = len(self._content) - -(-self.left // 8)
         self.left -= width
-        value = self._content >> self.left
-        self._content &= (1 << self.left) - 1
+        covering = self._content[begin : len(self._content) - self.left // 8]
+        value = int.from_bytes(covering, "big") >> self.left % 8 & ((1 << width) - 1)
         if below is not None and value >= below:
             raise FrameError(f"{value} in the place of one of {below}")
         return value
 
     def end(self) -> None:
-        if self.left >= 8 or self._content:
+        if self.left >= 8 or self.read(self.left):
             raise FrameError("the frame goes on behind its end")
 
 

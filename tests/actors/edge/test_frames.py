@@ -126,6 +126,17 @@ def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> Non
     assert time.perf_counter() - started < 1.0
 
 
+def test_a_long_frame_takes_no_longer_than_what_it_says() -> None:
+    """64 KiB, of which 255 guesses are read."""
+    codec = FrameCodec("same-token", SIZE)
+    content = codec.encode(GuessBatch(1, 5, (7,) * 255)).ljust(65_536, b"\0")
+    started = time.perf_counter()
+    for _ in range(200):
+        with pytest.raises(FrameError, match="behind its end"):
+            codec.decode(content)
+    assert time.perf_counter() - started < 1.0
+
+
 def test_what_a_mode_cannot_say_is_refused() -> None:
     codec, batch = batch_of("csqs", 2, 3)
     with pytest.raises(ValueError, match="this is no guess"):
