@@ -34,7 +34,7 @@ BUDGETS = {
     "kernels": 15_730,  # 12,000; 500 for bfloat16, 1,170 for threads and one call, 460 for ranks
     "actors": 21_490,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks
     "cluster": 8_320,  # 4,500, and 790 for ranks of a body
-    "serve_app": 18_260,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
+    "serve_app": 18_250,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
     "loadtest": 14_180,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 120 ranks
     "models": 2_790,
     "tests": 48_500,  # 27,000

@@ -39,15 +39,9 @@ class EdgeStatistics(EngineStatistics):
     edge_answers: int = field(default=0, metadata=counter("Messages that told of tokens"))
     edge_rejections: int = field(default=0, metadata=counter("Guesses tested that did not stand"))
     edge_lost_links: int = field(default=0, metadata=counter("Connections that were lost"))
-    edge_dropped_mass: float = field(
-        default=0.0, metadata=counter("Mass that conformal control dropped, summed over tokens")
-    )
-    edge_dropped_bound: float = field(
-        default=0.0, metadata=counter("What that sum could not exceed, by the bound of each text")
-    )
-    edge_bounds_broken: int = field(
-        default=0, metadata=counter("Times that a text dropped more than its bound")
-    )
+    edge_dropped_mass: float = field(default=0.0, metadata=counter("Mass that csqs dropped"))
+    edge_dropped_bound: float = field(default=0.0, metadata=counter("Mass that csqs could drop"))
+    edge_bounds_broken: int = field(default=0, metadata=counter("Times that csqs dropped more"))
 
 
 class CloudError(Exception):
