@@ -273,6 +273,14 @@ class SequenceEvent:
     answers: int | None = None
     logits: tuple[float, ...] = ()
 
+    @classmethod
+    def failure(
+        cls, request: Request, error: str, reason: FinishReason = "error", *, refused: bool = False
+    ) -> SequenceEvent:
+        """The end of a sequence that comes to nothing (more)."""
+        name, choice = request.request_id, request.choice
+        return cls(name, choice, (), finish_reason=reason, error=error, refused=refused)
+
 
 @dataclass(frozen=True, slots=True)
 class RowDecision:

@@ -106,28 +106,33 @@ class RequestMiddleware:
         self._metrics.observe(record)
         if self._tracing is not None:
             self._tracing.end(record)
-        first = record.seconds_to_first_token
-        level = logging.DEBUG if record.path in ("/health", "/metrics", "/status") else logging.INFO
-        if not logger.isEnabledFor(level):
-            return
-        logger.log(
-            level,
-            "id=%s %s %s status=%d prompt=%d completion=%d ttft=%s duration=%.3fs",
-            record.request_id,
-            record.method,
-            record.path[:200].encode("unicode_escape").decode(),
-            record.status,
-            record.prompt_tokens,
-            record.completion_tokens,
-            "-" if first is None else f"{first:.3f}s",
-            record.seconds,
-            extra={"fields": _fields(record)},
-        )
+        log_request(record)
 
     def _path(self, path: str) -> str:
         """The server's own name of ``path``, which a reverse proxy may have left as it came."""
         root = self._root_path
         return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def log_request(record: RequestRecord) -> None:
+    """Writes the line of one that has been answered."""
+    first = record.seconds_to_first_token
+    level = logging.DEBUG if record.path in ("/health", "/metrics", "/status") else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    logger.log(
+        level,
+        "id=%s %s %s status=%d prompt=%d completion=%d ttft=%s duration=%.3fs",
+        record.request_id,
+        record.method,
+        record.path[:200].encode("unicode_escape").decode(),
+        record.status,
+        record.prompt_tokens,
+        record.completion_tokens,
+        "-" if first is None else f"{first:.3f}s",
+        record.seconds,
+        extra={"fields": _fields(record)},
+    )
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:

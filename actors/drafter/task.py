@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lexshard.actors.proposal import Proposal
+from lexshard.actors.states.sequence_state import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,15 @@ class DraftTask:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @classmethod
+    def of(
+        cls, sequence: int, state: SequenceState, history: list[int], most: int, *, propose: bool
+    ) -> DraftTask:
+        """Drawn as the target draws what ``state`` is of."""
+        key, heat, top_k = state.key, state.inverse_temperature, state.top_k
+        top_p, min_p = state.parameters.top_p, state.parameters.min_p
+        return cls(sequence, history, most, key, heat, propose, top_k, top_p, min_p)
 
     @property
     def truncates(self) -> bool:

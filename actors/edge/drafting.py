@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from lexshard.actors.drafter.draft_cache import MOST_PENDING
 from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.drafter.task import Draft, DraftTask
-from lexshard.actors.edge.frames import GuessBatch
+from lexshard.actors.edge.frames import FrameCodec, GuessBatch
 from lexshard.actors.edge.lattice import Lattice, lattice_bits, least_bits
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
@@ -30,21 +30,14 @@ class EdgeDrafter:
         sequence: int,
         vocabulary_size: int,
     ) -> None:
-        self.codec = settings.codec(vocabulary_size)
-        self.threshold = settings.threshold()
+        self._state = SequenceState(request, vocabulary_size, ())
+        # At temperature 0 nothing is drawn: an id tells all there is to tell.
+        mode = settings.mode if self._state.inverse_temperature else "same-token"
+        self.codec = FrameCodec(mode, vocabulary_size, settings.resolution, settings.size)
+        self.threshold = settings.threshold() if mode == "csqs" else None
         self._model = model
         self._settings = settings
-        state = SequenceState(request, vocabulary_size, ())
-        self._task = DraftTask(
-            sequence,
-            [],
-            0,
-            state.key,
-            state.inverse_temperature,
-            top_k=state.top_k,
-            top_p=request.parameters.top_p,
-            min_p=request.parameters.min_p,
-        )
+        self._sequence = sequence
         self._first = 0  # position of the first guess that the threshold has not heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
@@ -62,7 +55,7 @@ class EdgeDrafter:
 
     def _propose(self, history: list[int], most: int, *, propose: bool = False) -> Draft:
         """Guesses, as soon as the model has read the history: a long one takes several calls."""
-        task = replace(self._task, history=history, most=most, propose=propose)
+        task = DraftTask.of(self._sequence, self._state, history, most, propose=propose)
         for _ in range(len(history) // MOST_PENDING + 1):
             [drafted] = self._model.propose([task])
             if drafted.token_ids:
@@ -88,27 +81,22 @@ class EdgeDrafter:
             if self.threshold is not None:
                 self.threshold.drafted(kept.dropped)
             lattices.append(lattice)
-            history.append(draw(lattice.likely, lattice.logits, self._task.key, len(history)))
+            history.append(draw(lattice.likely, lattice.logits, self._state.key, len(history)))
         return GuessBatch(0, position, tuple(history[position:]), tuple(lattices))
 
     def _kept(self, proposal: Proposal) -> Kept:
         """The tokens whose shares the other side is told."""
-        codec, threshold = self.codec, self.threshold
-        size, scale = codec.vocabulary_size, proposal.inverse_temperature
-        order = np.argsort(proposal.ids)
+        size, parts = self.codec.vocabulary_size, self.codec.resolution
+        order, scale = proposal.ids.argsort(), proposal.inverse_temperature
         ids, logits = proposal.ids[order], proposal.logits[order]
-        if scale == 0:  # the best token is certain
-            best = int(np.argmax(logits))
-            ids, logits, scale = ids[best : best + 1], np.zeros(1, np.float32), 1.0
-        if threshold is None:
-            most = size if codec.mode == "qs" else min(codec.size, size)
-            return _filled(sparsify(ids, logits, inverse_temperature=scale, most=most), most, size)
-        kept = sparsify(ids, logits, inverse_temperature=scale, threshold=threshold.value)
-        least = least_bits(size, len(kept.ids), codec.resolution)
-        if least <= lattice_bits(size, size, codec.resolution):
+        some = partial(sparsify, ids, logits, inverse_temperature=scale)
+        if self.threshold is None:
+            return _filled(some(most=self.codec.fixed_size), self.codec.fixed_size)
+        kept = some(threshold=self.threshold.value)
+        if least_bits(size, len(kept.ids), parts) <= lattice_bits(size, size, parts):
             return kept
         # Which of so many are kept would take more bits than to tell of all.
-        return _filled(sparsify(ids, logits, inverse_temperature=scale), size, size)
+        return _filled(some(), size)
 
     def heard(self, length: int, *, goes_on: bool) -> None:
         """Prompt and output have come to ``length`` tokens; what was guessed behind them
@@ -117,11 +105,11 @@ class EdgeDrafter:
             self.threshold.heard(max(0, length - self._first), goes_on=goes_on)
             self._first = max(self._first, length)
         if not goes_on:
-            self._model.roll_back(self._task.sequence, length)
+            self._model.roll_back(self._sequence, length)
 
     def close(self) -> None:
         """The text has ended."""
-        self._model.forget(self._task.sequence)
+        self._model.forget(self._sequence)
 
 
 def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:
@@ -132,12 +120,10 @@ def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) 
     drafter.close()
 
 
-def _filled(kept: Kept, count: int, vocabulary_size: int) -> Kept:
+def _filled(kept: Kept, count: int) -> Kept:
     """As many tokens as ``count``, those that were not kept without a share."""
     missing = count - len(kept.ids)
-    if not missing:
-        return kept
-    others = np.setdiff1d(np.arange(vocabulary_size, dtype=np.int32), kept.ids)[:missing]
+    others = np.setdiff1d(np.arange(count, dtype=np.int32), kept.ids)[:missing]
     ids = np.concatenate([kept.ids, others])
     shares = np.concatenate([kept.probabilities, np.zeros(missing)])
     order = np.argsort(ids)

@@ -1,12 +1,7 @@
 """What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
 
-A batch says the number that it has among the session's batches (modulo 32), the position of its
-first guess in prompt and output, how many guesses there are, and how many tokens the target may
-draw alone after what they bring; then of each guess the token (``same-token``), or what it was
-drawn from and which of these tokens it is. A verdict says which batch it answers, how many tokens
-there are from that batch's position on before its own, and which token that is: those that were not
-told before are the batch's guesses. Bits stand most significant first, the last byte is filled up
-with zeros.
+docs/edge.md has the fields. Bits stand most significant first, the last byte is filled up with
+zeros.
 """
 
 from __future__ import annotations
@@ -14,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
 
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
+from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
 
-EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 VERSION = 3  # of frames, and of all that crosses a session: told when it begins
 # How frames begin, and no message beside them: zlib's begin with 01, arrays of msgpack with 1.
 MARK, MARK_BITS = 0, 2
-NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, 8  # a verdict is four bytes for tokens of 17 bits
-MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
-MOST_GUESSES = (1 << COUNT_BITS) - 1
+# A verdict is four bytes for tokens of 17 bits.
+NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, MOST_GUESSES.bit_length()
 NUMBERS = 1 << NUMBER_BITS
+MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
 
 
 class FrameError(ValueError):
@@ -34,8 +28,9 @@ class FrameError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GuessBatch:
-    """Guesses from ``position`` on; ``lattices`` are what they were drawn from, none where the
-    other side draws with the same noise. Behind them it may draw ``alone`` tokens unaided."""
+    """Guesses from ``position`` on, an index in prompt and output; ``lattices`` are what they were
+    drawn from, none where the other side draws with the same noise. Behind what they bring it may
+    draw ``alone`` tokens unaided."""
 
     number: int
     position: int
@@ -46,7 +41,8 @@ class GuessBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """``token_id`` stands ``place`` tokens behind the position of batch ``number``."""
+    """``token_id`` stands ``place`` tokens behind the position of batch ``number``; what was not
+    told of the tokens before it are that batch's guesses."""
 
     number: int
     place: int
@@ -70,6 +66,11 @@ class FrameCodec:
     def token_bits(self) -> int:
         return (self.vocabulary_size - 1).bit_length()
 
+    @property
+    def fixed_size(self) -> int:
+        """Tokens of every distribution, but in ``csqs``."""
+        return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
+
     def guess_bits(self, lattice: Lattice | None) -> int:
         """Bits of one guess in a batch, by what it was drawn from."""
         if lattice is None:
@@ -83,7 +84,7 @@ class FrameCodec:
 
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
-        return _packed(self._fields(batch))
+        return _packed(batch.number, self._fields(batch))
 
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
@@ -95,16 +96,15 @@ class FrameCodec:
             if self.mode == "same-token":
                 token_ids.append(bits.read(self.token_bits, self.vocabulary_size))
                 continue
-            lattice = self._lattice(bits)
-            likely = lattice.likely
-            token_ids.append(int(likely[bits.read(_place_bits(lattice), len(likely))]))
-            lattices.append(lattice)
+            lattices.append(self._lattice(bits))
+            likely = lattices[-1].likely
+            token_ids.append(int(likely[bits.read(_place_bits(lattices[-1]), len(likely))]))
         bits.end()
         return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices), alone)
 
     def encode_verdict(self, verdict: BatchVerdict) -> bytes:
-        told = (verdict.place, COUNT_BITS), (verdict.token_id, self.token_bits)
-        return _packed([*_begin(verdict.number), *told])
+        fields = (verdict.place, COUNT_BITS), (verdict.token_id, self.token_bits)
+        return _packed(verdict.number, fields)
 
     def decode_verdict(self, content: bytes) -> BatchVerdict:
         """Raises `FrameError`."""
@@ -114,8 +114,7 @@ class FrameCodec:
         return BatchVerdict(bits.number, place, token_id)
 
     def _fields(self, batch: GuessBatch) -> Iterator[tuple[int, int]]:
-        """Each value, and its width in bits."""
-        yield from _begin(batch.number)
+        """Each value behind its number, and its width in bits."""
         yield batch.position, POSITION_BITS
         yield len(batch.token_ids), COUNT_BITS
         yield batch.alone, COUNT_BITS
@@ -128,18 +127,14 @@ class FrameCodec:
             size = len(lattice.ids)
             if self.mode == "csqs":
                 yield size - 1, self.token_bits
-            elif size != self._size:
-                raise ValueError(f"a distribution has {size} tokens, not {self._size}")
+            elif size != self.fixed_size:
+                raise ValueError(f"a distribution has {size} tokens, not {self.fixed_size}")
             width = lattice_bits(self.vocabulary_size, size, self.resolution)
             yield encode(lattice, self.vocabulary_size), width
             yield lattice.likely.tolist().index(token_id), _place_bits(lattice)
 
-    @property
-    def _size(self) -> int:
-        return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
-
     def _lattice(self, bits: _Reader) -> Lattice:
-        size = self._size
+        size = self.fixed_size
         if self.mode == "csqs":
             size = 1 + bits.read(self.token_bits, self.vocabulary_size)
         shape = self.vocabulary_size, size, self.resolution
@@ -151,14 +146,10 @@ class FrameCodec:
             raise FrameError(str(error)) from None
 
 
-def _begin(number: int) -> tuple[tuple[int, int], ...]:
-    """The first fields of every frame: it is about batch ``number``."""
-    return (MARK, MARK_BITS), (number % NUMBERS, NUMBER_BITS)
-
-
-def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
+def _packed(number: int, fields: Iterable[tuple[int, int]]) -> bytes:
+    """A frame about batch ``number``."""
     content = total = 0
-    for value, width in fields:
+    for value, width in ((MARK, MARK_BITS), (number % NUMBERS, NUMBER_BITS), *fields):
         if not 0 <= value < 1 << width:
             raise ValueError(f"{value} does not fit {width} bits")
         content, total = content << width | value, total + width
@@ -167,10 +158,11 @@ def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Reader:
-    """A frame while it is read; ``number`` is its batch's."""
+    """A frame while it is read; ``number`` is its batch's. A field takes the time of its own bits,
+    however long the frame is."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = int.from_bytes(content, "big")
+        self._content = content
         self.left = 8 * len(content)
         if self.read(MARK_BITS) != MARK:
             raise FrameError("this is no frame")
@@ -179,15 +171,16 @@ class _Reader:
     def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
+        begin = len(self._content) - -(-self.left // 8)
         self.left -= width
-        value = self._content >> self.left
-        self._content &= (1 << self.left) - 1
+        covering = self._content[begin : len(self._content) - self.left // 8]
+        value = int.from_bytes(covering, "big") >> self.left % 8 & ((1 << width) - 1)
         if below is not None and value >= below:
             raise FrameError(f"{value} in the place of one of {below}")
         return value
 
     def end(self) -> None:
-        if self.left >= 8 or self._content:
+        if self.left >= 8 or self.read(self.left):
             raise FrameError("the frame goes on behind its end")
 
 

@@ -2,8 +2,7 @@
 
 Everything that can be said has a number (the combinatorial number system). K of V tokens there are
 C(V, K), counts that sum to l C(l + K - 1, K - 1), and both together are one number, of as many bits
-as their product has (Conformal Sparse Quantize-and-Sample, equation 5 and section A.1). Where K
-varies it goes before that, in ``log2 V`` bits.
+as their product has (Conformal Sparse Quantize-and-Sample, equation 5 and section A.1).
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def decode(number: int, vocabulary_size: int, size: int, resolution: int) -> Lat
 @lru_cache(maxsize=4096)
 def _ways_to_share(resolution: int, size: int) -> int:
     """How many ``size`` counts from 0 on sum to ``resolution``."""
-    return math.comb(resolution + size - 1, min(resolution, size - 1))
+    return math.comb(resolution + size - 1, size - 1)
 
 
 def _log_choices(universe: float, size: int) -> float:
@@ -110,6 +109,12 @@ def _subset(place: int, size: int, universe: int) -> list[int]:
     return members[::-1]
 
 
+def _others(members: list[int], universe: int) -> list[int]:
+    others = np.ones(universe, np.bool_)
+    others[members] = False
+    return np.flatnonzero(others).tolist()
+
+
 def _largest(place: int, size: int) -> tuple[int, int]:
     """The largest member with C(member, size) <= place, and that binomial.
 
@@ -133,16 +138,9 @@ def _estimate(log_place: float, size: int) -> int:
     begins at or below its root (of the arithmetic and the geometric mean), so no step leads beyond
     it, and the last one is small."""
     least = math.exp((log_place + math.lgamma(size + 1)) / size) + (size - 1) / 2
-    estimate = max(float(size), least)
-    while True:
+    estimate, step = max(float(size), least), 1.0
+    while step >= 0.5:
         slope = math.log((estimate + 0.5) / (estimate - size + 0.5))
         step = (log_place - _log_choices(estimate, size)) / slope
         estimate = max(float(size), estimate + step)
-        if step < 0.5:
-            return int(estimate)
-
-
-def _others(members: list[int], universe: int) -> list[int]:
-    others = np.ones(universe, np.bool_)
-    others[members] = False
-    return np.flatnonzero(others).tolist()
+    return int(estimate)

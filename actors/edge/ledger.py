@@ -6,15 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from lexshard.actors.edge.frames import (
-    MOST_GUESSES,
-    NUMBERS,
-    BatchVerdict,
-    EdgeMode,
-    FrameCodec,
-    FrameError,
-    GuessBatch,
-)
+from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameCodec, FrameError, GuessBatch
+from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
 from lexshard.actors.messages import (
     DraftDistribution,
     Drafting,
@@ -53,8 +46,7 @@ class TextLedger:
         self.said.extend(token_ids)
         if answered is not None and answered in self.unanswered:
             self.answered = self.unanswered[answered]
-            for number in [each for each in self.unanswered if each <= answered]:
-                del self.unanswered[number]
+            self.unanswered = {n: each for n, each in self.unanswered.items() if n > answered}
 
 
 class GuessChain(TextLedger):
@@ -130,27 +122,22 @@ class VerifiedText(TextLedger):
         self.codec = codec
 
     def arrived(self, batch: GuessBatch) -> Drafts:
-        """What `codec` read in a frame, as the engine hears it.
-
-        Raises:
-            FrameError: it cannot be here and now.
-        """
-        number = self.last + 1
-        if batch.number != number % NUMBERS:
-            raise FrameError(f"batch {batch.number} where {number % NUMBERS} is the next one")
+        """What `codec` read in a frame, as the engine hears it. Raises `FrameError` for what cannot
+        be here and now."""
+        due, request = (self.last + 1) % NUMBERS, self.request
+        if batch.number != due:
+            raise FrameError(f"batch {batch.number} where {due} is the next one")
         if len(self.unanswered) >= MOST_UNANSWERED:
             raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
-        request, first = self.request, len(self.request.prompt_ids)
-        name, choice = request.request_id, request.choice
-        if not first <= batch.position <= first + request.parameters.max_tokens:
+        if not 0 <= batch.position - len(request.prompt_ids) <= request.parameters.max_tokens:
             raise FrameError(f"guesses from position {batch.position} on are of no text")
-        self.note(replace(batch, lattices=()))
         proposals = tuple(
             DraftDistribution(tuple(each.likely.tolist()), tuple(each.logits.tolist()))
             for each in batch.lattices
         )
-        position, guesses, alone = batch.position, batch.token_ids, batch.alone
-        return Drafts(name, choice, position, guesses, proposals, alone, number)
+        name, choice = request.request_id, request.choice
+        number = self.note(replace(batch, lattices=())).number
+        return Drafts(name, choice, batch.position, batch.token_ids, proposals, batch.alone, number)
 
     def happened(self, event: SequenceEvent) -> bytes | None:
         """The verdict that tells of ``event``; None where that tells more than a verdict can."""

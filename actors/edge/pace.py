@@ -11,7 +11,7 @@ it is asked for the next ones before it stops. What brings more tokens per secon
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 WEIGHT = 0.97  # of what was measured before, each time
 LEAST_LIKELY, MOST_LIKELY = 0.02, 0.995  # that a guess stands: one never knows
@@ -21,8 +21,7 @@ HICCUP_SECONDS = 0.02
 LEAST_ALONE, MOST_ALONE = 8, 128  # tokens of a run
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """So many guesses, then so many tokens of the target's own."""
 
     guesses: int
@@ -50,8 +49,7 @@ class DraftPace:
     def acceptance(self) -> float:
         """How likely the next guess is to stand."""
         stood = self._stood + PRIOR_GUESSES * FIRST_ACCEPTANCE
-        share = stood / (self._tested + PRIOR_GUESSES)
-        return min(MOST_LIKELY, max(LEAST_LIKELY, share))
+        return min(MOST_LIKELY, max(LEAST_LIKELY, stood / (self._tested + PRIOR_GUESSES)))
 
     @property
     def round_trip(self) -> float:
@@ -116,8 +114,7 @@ class DraftPace:
         # carries, or the device drafts, until the first is answered.
         seconds = max(self._draft, self._guess_bits * self._trips.slope)
         room = self._trips.at(self._guess_bits) / seconds if seconds > 0 else math.inf
-        likely = self.acceptance ** (guessed + 1)
-        count = 0
+        likely, count = self.acceptance ** (guessed + 1), 0
         while count < self._longest and guessed + count < room and likely >= self._thrift:
             count += 1
             likely *= self.acceptance
@@ -126,10 +123,9 @@ class DraftPace:
     def _length(self) -> tuple[int, float]:
         """Guesses of a batch that is waited for, and the tokens per second that it brings."""
         guess = self._draft + self._guess_bits * self._trips.slope
-        best, best_rate = 0, 1.0 / self.round_trip
-        share, tokens = self.acceptance, 1.0
+        best, best_rate, tokens = 0, 1.0 / self.round_trip, 1.0
         for count in range(1, self._longest + 1):
-            tokens += share**count
+            tokens += self.acceptance**count
             rate = tokens / (count * guess + self.round_trip)
             if rate > best_rate:
                 best, best_rate = count, rate
@@ -140,30 +136,27 @@ class _Line:
     """Seconds by bits: least squares, in which the past fades."""
 
     def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._sums = 0.0, 0.0, 0.0, 0.0, 0.0  # of 1, x, y, x x and x y
 
     @property
     def known(self) -> bool:
-        return self._weight > 0
+        return self._sums[0] > 0
 
     def add(self, x: float, y: float) -> None:
-        self._weight = WEIGHT * self._weight + 1
-        self._x = WEIGHT * self._x + x
-        self._y = WEIGHT * self._y + y
-        self._xx = WEIGHT * self._xx + x * x
-        self._xy = WEIGHT * self._xy + x * y
+        weight, xs, ys, xx, xy = (WEIGHT * each for each in self._sums)
+        self._sums = weight + 1, xs + x, ys + y, xx + x * x, xy + x * y
 
     @property
     def slope(self) -> float:
-        spread = self._weight * self._xx - self._x * self._x
-        if spread <= 1e-9 * max(1.0, self._weight * self._xx):  # all of one size
+        weight, xs, ys, xx, xy = self._sums
+        spread = weight * xx - xs * xs
+        if spread <= 1e-9 * max(1.0, weight * xx):  # all of one size
             return 0.0
-        return max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
+        return max(0.0, (weight * xy - xs * ys) / spread)
 
     def at(self, x: float) -> float:
-        if not self._weight:
-            return 0.0
-        return max(0.0, (self._y - self.slope * self._x) / self._weight + self.slope * x)
+        weight, xs, ys, _, _ = self._sums
+        return max(0.0, (ys - self.slope * xs) / weight + self.slope * x) if weight else 0.0
 
 
 def _blend(before: float, new: float) -> float:

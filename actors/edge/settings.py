@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from lexshard.actors.edge.frames import MOST_GUESSES, EdgeMode, FrameCodec
 from lexshard.actors.edge.threshold import ConformalThreshold
+
+EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
+MOST_GUESSES = 255  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,6 @@ class EdgeSettings:
             raise ValueError(f"thrift {self.thrift} must be from 0 to 1")
         self.threshold()
 
-    def codec(self, vocabulary_size: int) -> FrameCodec:
-        """What reads and writes these frames."""
-        return FrameCodec(self.mode, vocabulary_size, self.resolution, self.size)
-
-    def threshold(self) -> ConformalThreshold | None:
-        """A text's, where the mode has one."""
-        if self.mode != "csqs":
-            return None
+    def threshold(self) -> ConformalThreshold:
+        """A text's, in mode ``csqs``."""
         return ConformalThreshold(self.alpha, self.eta, self.first_threshold)

@@ -1,21 +1,19 @@
 """The threshold below which a drafted distribution's tokens are dropped, by online conformal
-control (C-SQS, equation 8 and algorithm 1).
+control (C-SQS, equation 8 and algorithm 1); docs/edge.md says where the paper's bound is wrong.
 
-A token that drops more mass than ``alpha`` lowers it, one that drops less raises it, so that the
-average over the tokens that the verifier heard of comes to ``alpha`` at most.
-
-The paper's bound on that average does not hold where the learning rate is large, and clamping the
-threshold at 0 would break any: what a clamp gives back is never paid. So what is kept may go below
-0, where it stays above ``-eta (1 - alpha)``, because all is kept there and nothing dropped; what is
-used is at least 0. Above 1 it would only save up what may be dropped later: there it is clamped.
+What is kept may go below 0, or a clamp there would give back what is never paid; it stays above
+``-eta (1 - alpha)``, because all is kept there and nothing dropped. What is used is at least 0.
+Above 1 it would only save up what may be dropped later: there it is clamped.
 """
 
 from __future__ import annotations
 
 
 class ConformalThreshold:
-    """``alpha`` is the mass that may be dropped on the average, ``eta`` the learning rate,
-    ``first`` the threshold of the first token. Raises ValueError for values that bound nothing."""
+    """A token that drops more mass than ``alpha`` lowers it, one that drops less raises it, by the
+    learning rate ``eta``, so that the average over the tokens that the verifier heard of comes to
+    ``alpha`` at most; ``first`` is that of the first token. Raises ValueError for values that bound
+    nothing."""
 
     def __init__(self, alpha: float, eta: float, first: float) -> None:
         if not 0 < alpha < 1 or not 0 < eta < float("inf") or not 0 <= first <= 1:
@@ -37,8 +35,7 @@ class ConformalThreshold:
     def drafted(self, dropped: float) -> None:
         """A token was drafted with `value`, which dropped so much; none at a threshold of 0."""
         self._dropped.append(dropped)
-        state = self._states[-1] - self._eta * (dropped - self._alpha)
-        self._states.append(min(1.0, state))
+        self._states.append(min(1.0, self._states[-1] - self._eta * (dropped - self._alpha)))
 
     def heard(self, used: int, *, goes_on: bool = False) -> None:
         """Of the tokens that were drafted, ``used`` have been said, as they were guessed or, the

@@ -303,14 +303,7 @@ class Engine:
                 matcher.consume(request.resumed_ids)
             state = self._states.open(self._arrivals + 1, request)
         except ValueError as error:
-            return SequenceEvent(
-                request.request_id,
-                request.choice,
-                (),
-                finish_reason="error",
-                error=str(error),
-                refused=True,
-            )
+            return SequenceEvent.failure(request, str(error), refused=True)
         self._arrivals += 1
         self._plane.open(self._arrivals, request, state.history)
         self._head.open(self._arrivals, request, state.history)

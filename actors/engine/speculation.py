@@ -88,19 +88,14 @@ class Speculation:
             sequence.forget_guesses()
             length = lengths[sequence]
             if length:
-                state = sequence.state
                 chosen.append(sequence)
                 tasks.append(
-                    DraftTask(
+                    DraftTask.of(
                         sequence.arrival,
+                        sequence.state,
                         sequence.token_ids,
                         length,
-                        state.key,
-                        state.inverse_temperature,
-                        sequence.tests_guesses,
-                        state.top_k,
-                        state.parameters.top_p,
-                        state.parameters.min_p,
+                        propose=sequence.tests_guesses,
                     )
                 )
         if tasks:

@@ -147,7 +147,7 @@ class Journal:
     def _end(self, request_id: str, choice: int, reason: FinishReason, message: str) -> None:
         entry = self._entries[request_id][choice]
         self._remove(request_id, choice)
-        entry.stream.put(SequenceEvent(request_id, choice, (), finish_reason=reason, error=message))
+        entry.stream.put(SequenceEvent.failure(entry.request, message, reason))
 
     def _remove(self, request_id: str, choice: int) -> None:
         entries = self._entries[request_id]

@@ -31,9 +31,8 @@ from lexshard.loadtest.client import Client, StreamedAnswer, fault_of
 from lexshard.loadtest.prompts import PromptWriter
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.client import EdgeClient
-from lexshard.serve_app.edge.model import load_model
-from lexshard.serve_app.edge.statistics import EdgeStatistics
+from lexshard.serve_app.edge.client import EdgeClient, load_model
+from lexshard.serve_app.edge.link import EdgeStatistics
 
 SERVER_ALONE = "server alone"
 PROMPT_WORDS = 30

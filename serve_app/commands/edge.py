@@ -9,8 +9,7 @@ from functools import partial
 from typing import get_args
 
 from lexshard.actors.configuration import DraftHeadChoice
-from lexshard.actors.edge.frames import EdgeMode
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.models.folders import model_folder
@@ -61,20 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     names = {field.name for field in fields(EdgeSettings)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     settings = EdgeSettings(**given)
-    folder = model_folder(arguments.draft, tell)
+    config = ServeConfig(
+        model=str(model_folder(arguments.draft, tell)),
+        host=arguments.host,
+        port=arguments.port,
+        log_format=arguments.log_format,
+        playground=False,  # it shows what a head did, and a device has none
+    )
     from lexshard.serve_app.edge.server import serve_edge
 
-    return serve_edge(
-        ServeConfig(
-            model=str(folder),
-            host=arguments.host,
-            port=arguments.port,
-            log_format=arguments.log_format,
-            playground=False,  # it shows what a head did, and a device has none
-        ),
-        settings,
-        arguments.cloud,
-        os.environ.get(KEY_VARIABLE),
-        arguments.draft_head,
-        offline=arguments.offline == "draft",
-    )
+    offline, key = arguments.offline == "draft", os.environ.get(KEY_VARIABLE)
+    head = arguments.draft_head
+    return serve_edge(config, settings, arguments.cloud, key, head, offline=offline)

@@ -8,28 +8,74 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
-from lexshard.actors.configuration import EngineInformation
+from transformers.utils.logging import disable_progress_bar
+
+from lexshard.actors.configuration import DraftHeadChoice, EngineConfiguration, EngineInformation
+from lexshard.actors.drafter.build import drafter_of
+from lexshard.actors.drafter.loading import load_draft_model
+from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.edge.drafting import EdgeDrafter
 from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.faults import LoggedFault
+from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import Drafts, Request, SequenceEvent
 from lexshard.actors.role import RunningRole, here
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.cluster.engine.supervisor import until
-from lexshard.serve_app.edge.alone import say_alone
-from lexshard.serve_app.edge.device import EdgeText, failure
-from lexshard.serve_app.edge.link import CloudError, CloudLink
-from lexshard.serve_app.edge.model import EdgeModel
-from lexshard.serve_app.edge.statistics import EdgeStatistics
+from lexshard.serve_app.edge.device import EdgeText, Emit, say_alone
+from lexshard.serve_app.edge.link import CloudError, CloudLink, EdgeStatistics
 from lexshard.serve_app.edge.wire import Cloud
+from lexshard.serve_app.openai.tokenization import ModelTokenizer
 
 logger = logging.getLogger("lexshard.edge")
 
 LOOK_SECONDS = 2.0  # for a server that is away
+TEXTS = 8  # of full length, that its cache holds at once
+MOST_BLOCKS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeModel:
+    """What drafts, what it reads, and what an engine of it alone would say of itself."""
+
+    drafter: GuessingModel
+    tokenizer: ModelTokenizer
+    information: EngineInformation
+
+
+def load_model(folder: str, head: DraftHeadChoice = "auto") -> EdgeModel:
+    """The draft model in ``folder``. Raises what ``actors.drafter.loading.load_draft_model``
+    raises."""
+    disable_progress_bar()
+    configuration = EngineConfiguration(model=folder, draft=folder, draft_head=head)
+    model = load_draft_model(folder, folder)
+    size = model.vocabulary_size
+    blocks = min(MOST_BLOCKS, -(-model.max_positions // BLOCK_TOKENS) * TEXTS)
+    drafter = drafter_of(model, configuration, blocks=blocks, vocabulary_size=size)
+    information = EngineInformation(
+        model=folder,
+        dtype=model.dtype,
+        device="cpu",
+        body="draft model alone",
+        head=head,
+        batch_invariant=True,
+        threads=1,
+        max_model_len=model.max_positions,
+        vocabulary_size=size,
+        eos_token_ids=model.eos_token_ids,
+        default_sampling=dict(model.default_sampling),
+        kv_blocks=blocks,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        kv_bytes=0,
+        parameters=model.parameters,
+        process_id=0,
+    )
+    return EdgeModel(drafter, ModelTokenizer.load(folder), information)
 
 
 class EdgeClient:
@@ -95,7 +141,7 @@ class EdgeClient:
 
     @property
     def statistics(self) -> EdgeStatistics:
-        return self._link.counters.statistics()
+        return self._link.statistics
 
     async def roles(self) -> Sequence[RunningRole]:
         settings = self.settings
@@ -110,21 +156,15 @@ class EdgeClient:
         for request in requests:
             name, emit = request.request_id, partial(self._emit, stream)
             if not self.ready:
-                emit(failure(request, self.away or "no server", "abort"))
+                emit(SequenceEvent.failure(request, self.away or "no server", "abort"))
                 continue
-            size = self.information.vocabulary_size
-            drafter = EdgeDrafter(
-                self.model.drafter, self.settings, request, next(self._sequences), size
-            )
-            saying = self._say(request, drafter, emit)
-            self._texts[name] = asyncio.get_running_loop().create_task(saying)
+            self._texts[name] = asyncio.get_running_loop().create_task(self._say(request, emit))
             self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
     def cancel(self, request_id: str) -> None:
-        task = self._texts.get(request_id)
-        if task is not None:
-            task.cancel()
+        if request_id in self._texts:
+            self._texts[request_id].cancel()
 
     def draft(self, drafts: Drafts) -> None:
         """No other device drafts for this one."""
@@ -147,11 +187,11 @@ class EdgeClient:
             self.away = event.error
             self._search()
 
-    async def _say(
-        self, request: Request, drafter: EdgeDrafter, emit: Callable[[SequenceEvent], None]
-    ) -> None:
+    async def _say(self, request: Request, emit: Emit) -> None:
         """One text, to its end."""
-        count = self._link.counters.add
+        count, size = self._link.count, self.information.vocabulary_size
+        number = next(self._sequences)
+        drafter = EdgeDrafter(self.model.drafter, self.settings, request, number, size)
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         try:
             if self.offline:
@@ -161,10 +201,11 @@ class EdgeClient:
                 await EdgeText(request, self._link, drafter, in_thread, emit).run()
         except FrameError as error:
             logger.error("the server says what cannot be: %s", error)
-            emit(failure(request, str(error)))
+            emit(SequenceEvent.failure(request, str(error)))
         except Exception:
             logger.exception("id=%s: the text fails", request.request_id)
-            emit(failure(request, "internal error of the device; its log has it"))
+            reason = "internal error of the device; its log has it"
+            emit(SequenceEvent.failure(request, reason))
         finally:
             in_thread(drafter.close)  # behind what it drafts, if it does
             count(finished=1)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection
@@ -27,55 +27,66 @@ MOST_GOING = 8  # batches on their way
 PATIENCE_SECONDS = 30.0  # for a server that is away
 RETRY_SECONDS = (0.0, 0.1, 0.3, 1.0)  # before each attempt to come back; then the last
 PROBE_GUESSES, PROBE_EVERY = 4, 32  # while the target goes on alone
+DRAWING_AND_ENDING = {
+    *("temperature", "top_k", "top_p", "min_p", "seed", "draft"),
+    *("max_tokens", "stop_token_ids", "ignore_eos"),
+}
+Emit = Callable[[SequenceEvent], None]
 InThread = Callable[..., Awaitable[Any]]
 """Calls a function with arguments where the draft model lives, one call at a time."""
 
 
-def failure(
-    request: Request, message: str, reason: FinishReason = "error", *, refused: bool = False
-) -> SequenceEvent:
-    """The end of a text that comes to nothing (more)."""
-    name, choice = request.request_id, request.choice
-    return SequenceEvent(name, choice, (), finish_reason=reason, error=message, refused=refused)
+async def say_alone(
+    request: Request, drafter: EdgeDrafter, ends: tuple[int, ...], in_thread: InThread, emit: Emit
+) -> None:
+    """What the draft model says by itself while the server is away: quick, and another model's
+    text. What takes more than drawing is refused."""
+    parameters, history = request.parameters, list(request.prompt_ids)
+    others = (each for each in fields(parameters) if each.name not in DRAWING_AND_ENDING)
+    if asked := [each.name for each in others if getattr(parameters, each.name) != each.default]:
+        reason = f"the server is away, and the draft model alone has no {', '.join(asked)}"
+        emit(SequenceEvent.failure(request, reason, refused=True))
+        return
+    end: FinishReason | None = None
+    while end is None:
+        told, stop = await in_thread(drafter.tokens, history, 1), None
+        history.extend(told)
+        end = "length"  # without a token there is no room for more
+        for token in told:
+            end, stop = parameters.end_with(token, len(history) - len(request.prompt_ids), ends)
+        name, choice = request.request_id, request.choice
+        emit(SequenceEvent(name, choice, told, finish_reason=end, stop_reason=stop))
 
 
+@dataclass(slots=True, eq=False)
 class EdgeText:
     """``request``, as a session of ``link`` says it. Every event goes to ``emit``; `run` returns
     when the text has ended, and is cancelled where it is not wanted any more."""
 
-    def __init__(
-        self,
-        request: Request,
-        link: CloudLink,
-        drafter: EdgeDrafter,
-        in_thread: InThread,
-        emit: Callable[[SequenceEvent], None],
-    ) -> None:
-        self._request = request
-        self._link = link
-        self._drafter = drafter
-        self._in_thread = in_thread
-        self._emit = emit
-        self._codec = drafter.codec
-        self._pace = link.pace
-        self._count = link.counters.add
-        self._chain = GuessChain(request.prompt_ids)
-        self._prompt_length = len(request.prompt_ids)
-        self._session: str | None = None
-        self._timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
-        self._heard_at = 0.0
-        self._runs_to = 0  # length of the text up to which the target goes on alone
-        self._probe: tuple[int, tuple[int, ...]] = (0, ())  # guesses that were not sent, from where
-        self._unsent: GuessBatch | None = None
-        self._comes_back = False  # and has not heard yet what it missed
-        self._ended = False
+    request: Request
+    link: CloudLink
+    drafter: EdgeDrafter
+    in_thread: InThread
+    emit: Emit
+    chain: GuessChain = field(init=False)
+    session: str | None = None
+    timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
+    heard_at: float = 0.0
+    runs_to: int = 0  # length of the text up to which the target goes on alone
+    probe: tuple[int, tuple[int, ...]] = (0, ())  # guesses that were not sent, from where
+    unsent: GuessBatch | None = None
+    comes_back: bool = False  # and has not heard yet what it missed
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.chain = GuessChain(self.request.prompt_ids)
 
     async def run(self) -> None:
         """Raises `FrameError` where the server says what cannot be."""
         away, attempt, heard = time.monotonic(), 0, -1
-        while not self._ended:
+        while not self.ended:
             try:
-                async with self._link.connection() as connection:
+                async with self.link.connection() as connection:
                     await self._talk(connection)
                 return
             except InvalidStatus as error:
@@ -84,54 +95,58 @@ class EdgeText:
                     return
             except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 logger.info("the link is lost: %s", error or type(error).__name__)
-            if len(self._chain.said) > heard:
-                away, attempt, heard = time.monotonic(), 0, len(self._chain.said)
+            if self.length > heard:
+                away, attempt, heard = time.monotonic(), 0, self.length
             elif time.monotonic() - away > PATIENCE_SECONDS:
                 self._fail("the server is away", "abort")
                 return
-            self._count(edge_lost_links=1)
+            self.link.count(edge_lost_links=1)
             await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
             attempt += 1
 
+    @property
+    def length(self) -> int:
+        return len(self.chain.said)
+
     async def _talk(self, connection: ClientConnection) -> None:
         """Over one connection, until the text ends. Raises what ends it before."""
-        self._timed, self._heard_at = None, 0.0
+        self.timed, self.heard_at = None, 0.0
         await self._send(connection, self._beginning())
-        waits = self._comes_back
-        while self._comes_back or not self._ended:  # the next text begins behind the last word
+        waits = self.comes_back
+        while self.comes_back or not self.ended:  # the next text begins behind the last word
             try:  # all that has come is heard first
                 async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
-                waits = self._comes_back
+                waits = self.comes_back
                 continue
             except TimeoutError:
                 pass
-            if self._unsent is not None:
-                batch, self._unsent = self._chain.note(self._unsent), None
+            if self.unsent is not None:
+                batch, self.unsent = self.chain.note(self.unsent), None
                 await self._send_guesses(connection, batch)
             elif (wanted := self._wanted()) is not None:
-                self._unsent = await self._drafted(wanted)
+                self.unsent = await self._drafted(wanted)
             else:
                 waits = True
 
     def _beginning(self) -> bytes:
-        self._comes_back = self._session is not None
-        if self._session is not None:
-            resuming = Resuming(self._session, len(self._chain.said))
-            return wire.encode_beginning(resuming)
-        self._chain = GuessChain(self._chain.said)
-        self._runs_to, self._unsent = 0, None
+        self.comes_back = self.session is not None
+        if self.session is not None:
+            return wire.encode_beginning(Resuming(self.session, self.length))
+        self.chain = GuessChain(self.chain.said)
+        self.runs_to, self.unsent = 0, None
         self._settle()
-        request, codec = self._request, self._codec
+        request, codec = self.request, self.drafter.codec
+        said = self.chain.said[len(request.prompt_ids) :]
         opening = Opening(
-            version=VERSION,
-            mode=codec.mode,
-            vocabulary=self._link.vocabulary,
+            VERSION,
+            codec.mode,
+            self.link.vocabulary,
             prompt=wire.pack_ids(request.prompt_ids, codec.token_bits),
             parameters=wire.completion_fields(request.parameters, request.priority),
             bad_words=request.parameters.bad_words,
             choice=request.choice,
-            said=wire.pack_ids(self._chain.said[self._prompt_length :], codec.token_bits),
+            said=wire.pack_ids(said, codec.token_bits),
             resolution=codec.resolution,
             size=codec.size,
         )
@@ -139,130 +154,128 @@ class EdgeText:
 
     def _wanted(self) -> Pace | None:
         """What to send next; None: wait."""
-        chain, pace = self._chain, self._pace
-        going = chain.going
-        guessed = len(chain.history) - len(chain.said)
-        said = len(chain.said) - self._prompt_length
-        room = max(0, self._request.parameters.max_tokens - said - guessed - 1)
-        asked = self._request.drafting.most
-        most = room if asked is None else min(room, asked)
+        chain, pace, request = self.chain, self.link.pace, self.request
+        going, guesses = chain.going, len(chain.history) - self.length
+        end = len(request.prompt_ids) + request.parameters.max_tokens
+        room = max(0, end - len(chain.history) - 1)
+        most = room if request.drafting.most is None else min(room, request.drafting.most)
         if not going:
-            left = self._runs_to - len(chain.said)
+            left = self.runs_to - self.length
             wanted = pace.next()
             if left > pace.lead or (left > 0 and wanted.guesses):
                 return None
             return Pace(min(wanted.guesses, most), min(wanted.alone, room))
         full = len(going) >= MOST_GOING or len(chain.unanswered) >= MOST_UNANSWERED - 1
-        if full or not guessed or any(batch.alone for batch in going):
+        if full or not guesses or any(batch.alone for batch in going):
             return None
-        count = min(pace.ahead(guessed), most)
+        count = min(pace.ahead(guesses), most)
         return Pace(count) if count else None
 
     async def _drafted(self, wanted: Pace) -> GuessBatch:
         """A batch behind all there is."""
-        started = time.monotonic()
-        history, count = self._chain.history, wanted.guesses
-        if not count:
-            if wanted.alone and len(history) >= self._probe[0] + PROBE_EVERY:
-                probed = await self._in_thread(self._drafter.tokens, history, PROBE_GUESSES)
-                self._probe = len(history), probed
+        started, history = time.monotonic(), self.chain.history
+        if not wanted.guesses:
+            if wanted.alone and len(history) >= self.probe[0] + PROBE_EVERY:
+                probed = await self.in_thread(self.drafter.tokens, history, PROBE_GUESSES)
+                self.probe = len(history), probed
             return GuessBatch(0, len(history), (), alone=wanted.alone)
-        batch: GuessBatch = await self._in_thread(self._drafter.draft, history, count)
-        guesses, seconds = len(batch.token_ids), time.monotonic() - started
-        bits = self._codec.batch_bits(batch)
-        self._count(
-            draft_steps=1, draft_tokens=guesses, draft_seconds=seconds, edge_guess_bits=bits
+        batch: GuessBatch = await self.in_thread(self.drafter.draft, history, wanted.guesses)
+        count, seconds = len(batch.token_ids), time.monotonic() - started
+        bits = self.drafter.codec.batch_bits(batch)
+        self.link.count(
+            draft_steps=1, draft_tokens=count, draft_seconds=seconds, edge_guess_bits=bits
         )
-        if guesses:
-            self._pace.drafted(guesses, seconds, bits)
+        if count:
+            self.link.pace.drafted(count, seconds, bits)
         return replace(batch, alone=wanted.alone)
 
     async def _send_guesses(self, connection: ClientConnection, batch: GuessBatch) -> None:
         started = time.monotonic()
-        content = self._codec.encode(batch)
-        self._count(edge_encode_seconds=time.monotonic() - started)
-        waits = len(self._chain.said) > max(self._prompt_length, self._runs_to - 1)
-        if len(self._chain.unanswered) == 1 and waits:
-            self._timed = (8 * len(content), time.monotonic())
+        content = self.drafter.codec.encode(batch)
+        now = time.monotonic()
+        self.link.count(edge_encode_seconds=now - started)
+        waits = self.length > max(len(self.request.prompt_ids), self.runs_to - 1)
+        if len(self.chain.unanswered) == 1 and waits:
+            self.timed = (8 * len(content), now)
         await self._send(connection, content)
 
     async def _send(self, connection: ClientConnection, content: bytes) -> None:
-        self._count(edge_uplink_bits=8 * len(content))
+        self.link.count(edge_uplink_bits=8 * len(content))
         await connection.send(content)
 
     def _hear(self, content: bytes) -> None:
         """Raises `FrameError` for what cannot be."""
-        self._count(edge_downlink_bits=8 * len(content))
+        self.link.count(edge_downlink_bits=8 * len(content))
         if wire.is_frame(content):
-            verdict = self._codec.decode_verdict(content)
-            self._take(self._chain.event_of(verdict, self._request))
+            verdict = self.drafter.codec.decode_verdict(content)
+            self._take(self.chain.event_of(verdict, self.request))
             return
         match wire.decode_reply(content):
             case Told() as told:
-                self._take(told.event_of(self._request))
+                self._take(told.event_of(self.request))
             case Opened(session, last, unanswered):
-                self._session = session
-                if self._comes_back:
-                    self._chain.resumed(last, unanswered)
-                    self._comes_back = False
+                self.session = session
+                if self.comes_back:
+                    self.chain.resumed(last, unanswered)
+                    self.comes_back = False
                     self._settle()
-            case Refused(404) if self._comes_back:
-                self._session = None  # begins anew, with the text as far as it is here
+            case Refused(404) if self.comes_back:
+                self.session = None  # begins anew, with the text as far as it is here
             case Refused(status, message) if status >= 500 or status == 429:
                 self._fail(message, "abort")
             case Refused(_, message):
                 self._fail(message, refused=True)
 
     def _take(self, event: SequenceEvent) -> None:
-        guessed, before = self._guessed(), self._chain.answered
-        self._chain.told(event.token_ids, event.answers)
-        self._learn(guessed, event.token_ids, answers=self._chain.answered is not before)
-        self._emit(event)
-        self._ended = event.finish_reason is not None
+        guessed, before = self._guessed(), self.chain.answered
+        self.chain.told(event.token_ids, event.answers)
+        self._learn(guessed, event.token_ids, answers=self.chain.answered is not before)
+        self._settle()
+        self.emit(event)
+        self.ended = event.finish_reason is not None
 
     def _guessed(self) -> Sequence[int]:
         """What was guessed to follow, sent or not."""
-        position, guesses = self._probe
-        if position == len(self._chain.said) and not self._chain.going:
+        position, guesses = self.probe
+        if position == self.length and not self.chain.going:
             return guesses
-        return self._chain.history[len(self._chain.said) :]
+        return self.chain.history[self.length :]
 
     def _learn(self, guessed: Sequence[int], new: tuple[int, ...], *, answers: bool) -> None:
         """What the text's going on with ``new`` says of what was guessed, and of the time."""
-        pairs = list(zip(guessed, new, strict=False))
+        pairs, pace = list(zip(guessed, new, strict=False)), self.link.pace
         wrong = (place for place, (guess, token) in enumerate(pairs) if guess != token)
         stood = next(wrong, len(pairs))
         tested = min(len(pairs), stood + 1)
         if tested:
-            self._pace.heard(tested, stood)
-        self._count(
+            pace.heard(tested, stood)
+        self.link.count(
             edge_answers=1,
             generated_tokens=len(new),
             draft_accepted_tokens=stood,
             edge_rejections=tested - stood,
         )
         now = time.monotonic()
-        if answers and self._chain.answered is not None:
-            self._runs_to = len(self._chain.said) + self._chain.answered.alone
-            if self._timed is not None:
-                self._pace.travelled(self._timed[0], now - self._timed[1])
-        elif len(new) == 1 and self._heard_at and not self._comes_back:
+        if answers and self.chain.answered is not None:
+            self.runs_to = self.length + self.chain.answered.alone
+            if self.timed is not None:
+                pace.travelled(self.timed[0], now - self.timed[1])
+        elif len(new) == 1 and self.heard_at and not self.comes_back:
             # What was missed comes at once, which says nothing of how it was drawn.
-            self._pace.drew(now - self._heard_at)
-        self._timed, self._heard_at = None, now
-        self._settle()
+            pace.drew(now - self.heard_at)
+        self.timed, self.heard_at = None, now
 
     def _settle(self) -> None:
         """What was drafted on guesses that turned out wrong is forgotten."""
-        if self._unsent is not None and not self._chain.goes_on(self._unsent):
-            self._unsent = None
-        goes_on = bool(self._chain.going) or self._unsent is not None
-        self._drafter.heard(len(self._chain.said), goes_on=goes_on)
-        threshold = self._drafter.threshold
+        if self.unsent is not None and not self.chain.goes_on(self.unsent):
+            self.unsent = None
+        goes_on = bool(self.chain.going) or self.unsent is not None
+        self.drafter.heard(self.length, goes_on=goes_on)
+        threshold = self.drafter.threshold
         if threshold is not None and threshold.average > threshold.bound + 1e-9:
-            self._count(edge_bounds_broken=1)
+            self.link.count(edge_bounds_broken=1)
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
 
     def _fail(self, message: str, reason: FinishReason = "error", *, refused: bool = False) -> None:
-        self._ended, self._comes_back = True, False
-        self._emit(failure(self._request, message, reason, refused=refused))
+        self.ended, self.comes_back = True, False
+        self.emit(SequenceEvent.failure(self.request, message, reason, refused=refused))

@@ -1,26 +1,36 @@
-"""``/v1/edge``: what a device must know (GET), and its sessions (WebSocket)."""
+"""``/v1/edge``: what a device must know (GET), and its texts (WebSocket).
+
+Each text is one sequence of the engine that waits for a device's guesses. Its session outlives its
+connection for a while: what the device misses meanwhile is kept, and told when it comes back. It is
+lost with its API process; the device then begins a new one, with the text as far as it has it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
+import time
 import uuid
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from lexshard.actors.edge.frames import VERSION, FrameCodec, FrameError
 from lexshard.actors.edge.ledger import VerifiedText, drafting_of
-from lexshard.actors.messages import Request
+from lexshard.actors.messages import Request, SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.sessions import EdgeSession, closed, observe
-from lexshard.serve_app.edge.wire import Cloud, Opening, Refused, Resuming
+from lexshard.serve_app.edge.wire import Cloud, Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.engine_client import EventStream
+from lexshard.serve_app.middleware import log_request
 from lexshard.serve_app.openai.completions import read_completion, wanted_of
 from lexshard.serve_app.openai.errors import ApiError, bad_request, json_response, overloaded
 from lexshard.serve_app.openai.preparation import Preparation
@@ -29,6 +39,8 @@ from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.structured.applying import asks_for_constraint
+
+logger = logging.getLogger("lexshard.edge")
 
 BEGIN_SECONDS = 10.0  # for a device's first message
 SILENT_SECONDS = 120.0  # between two frames of a device
@@ -47,12 +59,8 @@ class EdgeEndpoint:
     async def describe(self, state: ServerState, _: HttpRequest) -> Response:
         """What a device must know before it drafts."""
         self._check_enabled()
-        cloud = Cloud(
-            state.config.model_names,
-            await self._vocabulary(),
-            state.tokenizer.chat_template,
-            state.information(),
-        )
+        names, template = state.config.model_names, state.tokenizer.chat_template
+        cloud = Cloud(names, await self._vocabulary(), template, state.information())
         return json_response(msgspec.to_builtins(cloud))
 
     async def serve(self, device: WebSocket) -> None:
@@ -63,7 +71,7 @@ class EdgeEndpoint:
             self._check_enabled()
         except ApiError as error:
             record.status = error.status
-            observe(self._state, record)
+            _observe(self._state, record)
             await device.send_denial_response(error.response())
             return
         await device.accept()
@@ -99,24 +107,21 @@ class EdgeEndpoint:
             if session is not None:
                 session.end()
             if not record.prompt_tokens:  # a session's own record is told of when that ends
-                observe(self._state, record)
+                _observe(self._state, record)
 
     async def _begun(self, device: WebSocket, content: bytes, record: RequestRecord) -> EdgeSession:
-        """The session that a message asks for.
-
-        Raises:
-            ApiError, FrameError: what is wrong with it.
-        """
-        beginning = wire.decode_beginning(content, self._state.config.max_body_bytes)
+        """The session that a message asks for. Raises `ApiError` or `FrameError`."""
+        most = self._state.config.max_body_bytes  # 16 MiB of zeros take 0.1 s to unpack
+        beginning = await asyncio.to_thread(wire.decode_beginning, content, most)
         if isinstance(beginning, Resuming):
             found = self._sessions.get(beginning.session)
-            if found is None or found.owner != record.client:
+            if found is None or found.record.client != record.client:
                 raise ApiError(404, "no such session")
             await found.go_on_with(device, beginning.length)
             return found
         session = await self._opened(beginning, record)
         try:
-            await session.go_on_with(device)
+            await session.go_on_with(device, session.begin)
         except BaseException:
             session.end()
             raise
@@ -136,46 +141,41 @@ class EdgeEndpoint:
         if served >= state.config.edge_sessions:
             raise overloaded(f"{served} texts of devices are being said; try again")
         if opening.vocabulary != await self._vocabulary():
-            raise bad_request(
-                "the device's draft model has another tokenizer than the model served here",
-                "vocabulary",
-            )
+            reason = "the device's draft model has another tokenizer than the model served here"
+            raise bad_request(reason, "vocabulary")
         size = state.information().vocabulary_size
         if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
             raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")
         codec = FrameCodec(opening.mode, size, opening.resolution, opening.size)
         request, ticket = self._asked(opening, codec, record)
         with ticket.released_on_error():
-            text = VerifiedText(codec, request)
-            return EdgeSession(self._sessions, state, text, ticket, record)
+            return EdgeSession(self._sessions, state, VerifiedText(codec, request), ticket, record)
 
     def _asked(
         self, opening: Opening, codec: FrameCodec, record: RequestRecord
     ) -> tuple[Request, Ticket]:
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
-        said = tuple(wire.unpack_ids(opening.said, codec.token_bits))
+        said = wire.unpack_ids(opening.said, codec.token_bits)
         try:
-            body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": prompt}
+            body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": list(prompt)}
         except (orjson.JSONDecodeError, TypeError) as error:
             raise FrameError(f"'parameters' are no JSON object: {error}") from None
         fields = read_completion(self._state, body, record)
         if asks_for_constraint(fields):
-            field = "structured_outputs"
-            raise bad_request("the text of a device cannot be held to a grammar", field)
+            reason = "the text of a device cannot be held to a grammar"
+            raise bad_request(reason, "structured_outputs")
         if not 0 <= opening.choice < MAX_CHOICES or fields.choices != 1 or fields.stop:
             raise bad_request("a session has one choice, and its device looks for 'stop'", "n")
         banned = [token for word in opening.bad_words for token in word]
-        if len(banned) > MAX_LIST_ENTRIES or not all(
-            0 <= each < codec.vocabulary_size for each in (*said, *banned)
-        ):
+        known = all(0 <= each < codec.vocabulary_size for each in (*said, *banned))
+        if len(banned) > MAX_LIST_ENTRIES or not known:
             raise bad_request("'bad_words' or 'said' hold ids that are none, or too many", "said")
         if len(said) >= (fields.max_tokens or 1):
             raise bad_request(f"{len(said)} tokens are said already", "said")
         preparation = Preparation(self._state, fields, wanted_of(fields), record)
         ticket = preparation.admitted()
         with ticket.released_on_error():
-            prompts = [Prompt(tuple(prompt), None)]
-            generation, _ = preparation.made(prompts, opening.bad_words, ticket)
+            generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
         request = replace(
             generation.choices[0].request,
             choice=opening.choice,
@@ -193,19 +193,142 @@ class EdgeEndpoint:
         """
         if not self._state.config.edge_sessions:
             raise ApiError(404, "this server takes no drafts of devices (--edge-sessions 0)")
-        if not self._state.client.ready:
-            raise overloaded(f"not ready: {self._state.client.health_reason}")
+        self._state.information()
 
     async def _refuse(self, device: WebSocket, record: RequestRecord, error: ApiError) -> None:
         """Says what is wrong, and ends the connection."""
         record.status = error.status
-        try:
+        with suppress(WebSocketDisconnect, RuntimeError):
             await device.send_bytes(wire.encode_reply(Refused(error.status, error.message)))
-        except (WebSocketDisconnect, RuntimeError):
-            return
-        await closed(device, 4000 + error.status, error.message)
+            await _close(device, 4000 + error.status, error.message)
+
+
+@dataclass(slots=True, eq=False)
+class EdgeSession:
+    """One text of one device, which may be away. It is among ``sessions``, by its name, and runs in
+    the event loop from the beginning until `end`, which must be called."""
+
+    sessions: dict[str, EdgeSession]
+    state: ServerState
+    text: VerifiedText
+    ticket: Ticket
+    record: RequestRecord
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    device: WebSocket | None = None
+    ended: bool = False  # the text has
+    begin: int = field(init=False)  # length of the text when it began
+    events: list[tuple[int, SequenceEvent]] = field(default_factory=list)  # and length after each
+    saying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    expiry: asyncio.TimerHandle | None = None
+    stream: EventStream = field(init=False)
+    following: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin = len(self.text.said)
+        self.stream = self.state.client.submit([self.text.request])
+        self.following = asyncio.get_running_loop().create_task(self._follow())
+        self.sessions[self.name] = self
+
+    async def arrived(self, content: bytes, device: WebSocket) -> None:
+        """A frame over the connection to ``device``, one that was on its way when another took over
+        perhaps, which the other sends again. Raises `FrameError`."""
+        if len(content) > wire.MOST_FRAME_BYTES:
+            raise FrameError(f"a frame of {len(content)} bytes")
+        codec = self.text.codec
+        if codec.mode == "same-token":
+            batch = codec.decode(content)
+        else:  # distributions may take seconds, in which other sessions go on
+            batch = await asyncio.to_thread(codec.decode, content)
+        if device is not self.device:
+            raise FrameError("the session goes on over another connection")
+        self.state.client.draft(self.text.arrived(batch))
+
+    async def go_on_with(self, device: WebSocket, length: int) -> None:
+        """Tells ``device``, which has ``length`` tokens of the text, what it has missed, and then
+        of the text as it goes on. Raises `FrameError` where it has another text."""
+        async with self.saying:
+            if length != self.begin and length not in (end for end, _ in self.events):
+                raise FrameError(f"no word has ended after {length} tokens")
+            missed = [event for end, event in self.events if end > length]
+            if not missed and self.ended:
+                missed = [self.events[-1][1]]
+            before, self.device = self.device, device
+            if self.expiry is not None:
+                self.expiry.cancel()
+            opened = Opened(self.name, self.text.last, tuple(self.text.unanswered))
+            try:
+                for reply in (*map(Told.of, missed), opened):
+                    await device.send_bytes(wire.encode_reply(reply))
+            except BaseException:
+                self.leave(device)
+                raise
+        if before is not None:
+            await _close(before, wire.TAKEN_OVER, "the session goes on over another connection")
+
+    def leave(self, device: WebSocket) -> None:
+        """The connection is lost; the session waits for another, but not for ever."""
+        if self.device is device:
+            self.device = None
+            patience = self.state.config.edge_resume_seconds
+            self.expiry = asyncio.get_running_loop().call_later(patience, self.end)
+
+    def end(self) -> None:
+        """Nothing of it stays; twice does no harm."""
+        if self.sessions.pop(self.name, None) is not None:
+            if self.expiry is not None:
+                self.expiry.cancel()
+            self.following.cancel()
+            self.stream.close()
+            self.ticket.release()
+            self.record.completion_tokens = len(self.text.said) - self.record.prompt_tokens
+            _observe(self.state, self.record)
+
+    async def _follow(self) -> None:
+        """Tells the device of every event, until the text has ended."""
+        try:
+            while not self.ended:
+                for event in await self.stream.arrived():
+                    async with self.saying:
+                        content, device = self._note(event), self.device
+                        if device is not None:
+                            try:
+                                await device.send_bytes(content)
+                            except (WebSocketDisconnect, RuntimeError):  # its handler hears, too
+                                self.leave(device)
+        except Exception:
+            logger.exception("id=%s: the session fails", self.record.request_id)
+            if self.device is not None:
+                await _close(self.device, wire.BROKEN, "internal error")
+
+    def _note(self, event: SequenceEvent) -> bytes:
+        """What is to be said of it."""
+        self.ticket.set_waiting(0)
+        if event.timing is not None:
+            self.record.note_timing(event.timing)
+        if event.token_ids and self.record.first_token_time is None:
+            self.record.first_token_time = time.monotonic()
+        verdict = self.text.happened(event)
+        self.events.append((len(self.text.said), event))
+        if event.finish_reason is not None:
+            self.ended = True
+            self.ticket.release()
+        return wire.encode_reply(Told.of(event)) if verdict is None else verdict
+
+
+async def _close(device: WebSocket, code: int, reason: str) -> None:
+    """Closes a connection that may be gone."""
+    if device.application_state is not WebSocketState.DISCONNECTED:
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await device.close(code, reason[:120])
 
 
 def _record(client: str, lowest_priority: int = 0, cache_salt: str = "") -> RequestRecord:
     """Of the next text of a client."""
     return RequestRecord(uuid.uuid4().hex, "GET", wire.PATH, client, lowest_priority, cache_salt)
+
+
+def _observe(state: ServerState, record: RequestRecord) -> None:
+    """Counts a session, or what was to be one, and writes its line in the log."""
+    record.status = record.status or 200
+    state.metrics.observe(record)
+    log_request(record)

@@ -1,4 +1,4 @@
-"""The way from a device to its server."""
+"""The way from a device to its server, and what is counted on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
@@ -15,12 +19,29 @@ from websockets.protocol import State
 
 from lexshard.actors.edge.frames import VERSION
 from lexshard.actors.edge.pace import DraftPace
+from lexshard.actors.messages import EngineStatistics
+from lexshard.actors.statistic import counter
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.statistics import EdgeCounters
 from lexshard.serve_app.edge.wire import Cloud
 
 MOST_IDLE = 4  # connections that are kept for the next text
 OPEN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeStatistics(EngineStatistics):
+    """Those of an engine that a device has, and those of its link."""
+
+    edge_uplink_bits: int = field(default=0, metadata=counter("Bits of messages to the server"))
+    edge_downlink_bits: int = field(default=0, metadata=counter("Bits of messages from the server"))
+    edge_guess_bits: int = field(default=0, metadata=counter("Bits of guesses in these messages"))
+    edge_encode_seconds: float = field(default=0.0, metadata=counter("Seconds to encode guesses"))
+    edge_answers: int = field(default=0, metadata=counter("Messages that told of tokens"))
+    edge_rejections: int = field(default=0, metadata=counter("Guesses tested that did not stand"))
+    edge_lost_links: int = field(default=0, metadata=counter("Connections that were lost"))
+    edge_dropped_mass: float = field(default=0.0, metadata=counter("Mass that csqs dropped"))
+    edge_dropped_bound: float = field(default=0.0, metadata=counter("Mass that csqs could drop"))
+    edge_bounds_broken: int = field(default=0, metadata=counter("Times that csqs dropped more"))
 
 
 class CloudError(Exception):
@@ -39,10 +60,28 @@ class CloudLink:
         self.url = url
         self.vocabulary = vocabulary
         self.pace = pace
-        self.counters = EdgeCounters()
         self._address = url.rstrip("/") + wire.PATH
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._connect = partial(
+            connect,
+            "ws" + self._address.removeprefix("http"),
+            additional_headers=self._headers,
+            compression=None,
+            max_size=None,
+            open_timeout=OPEN_SECONDS,
+            user_agent_header=None,
+        )
         self._idle: list[ClientConnection] = []
+        self._counted: Counter[str] = Counter()
+
+    def count(self, **amounts: Any) -> None:
+        """Adds to what `EdgeStatistics` has by these names."""
+        self._counted.update(amounts)
+
+    @property
+    def statistics(self) -> EdgeStatistics:
+        counted: dict[str, Any] = {**self._counted}
+        return EdgeStatistics(**counted)
 
     def ask(self) -> Cloud:
         """What the server says of itself. Raises `CloudError`."""
@@ -61,11 +100,11 @@ class CloudLink:
             reason = f"{url} does not answer as lexshard does: {error}"
             raise CloudError(reason, final=False) from None
         if cloud.vocabulary != self.vocabulary:
-            raise CloudError(
+            reason = (
                 f"the draft model's tokenizer is not that of {', '.join(cloud.models)}, which "
-                f"{url} serves: use a draft model that was made for it",
-                final=True,
+                f"{url} serves: use a draft model that was made for it"
             )
+            raise CloudError(reason, final=True)
         return cloud
 
     @asynccontextmanager
@@ -73,7 +112,7 @@ class CloudLink:
         """For one text, which ends with it. Raises what `websockets.connect` raises."""
         asked = time.monotonic()
         self._idle = [each for each in self._idle if each.state is State.OPEN]
-        connection = self._idle.pop() if self._idle else await self._connected()
+        connection = self._idle.pop() if self._idle else await self._connect()
         self.pace.connected(time.monotonic() - asked)
         try:
             yield connection
@@ -87,16 +126,6 @@ class CloudLink:
     async def close(self) -> None:
         for connection in self._idle:
             await connection.close()
-
-    async def _connected(self) -> ClientConnection:
-        return await connect(
-            "ws" + self._address.removeprefix("http"),
-            additional_headers=self._headers,
-            compression=None,
-            max_size=None,
-            open_timeout=OPEN_SECONDS,
-            user_agent_header=None,
-        )
 
 
 def _message(error: urllib.error.HTTPError) -> str:

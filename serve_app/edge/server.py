@@ -15,8 +15,7 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.api_processes.api_process import HttpServer, http_config
 from lexshard.serve_app.app import create_app
-from lexshard.serve_app.edge.client import EdgeClient
-from lexshard.serve_app.edge.model import load_model
+from lexshard.serve_app.edge.client import EdgeClient, load_model
 from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.stopping import StopRequest

@@ -1,8 +1,8 @@
 """What crosses a session of ``/v1/edge`` beside frames of guesses and verdicts (docs/edge.md).
 
 The device begins with an `Opening` or a `Resuming`, zlib-compressed msgpack, and goes on with
-frames (`actors.edge.frames`). What comes back is a verdict, whose first four bits are the frames'
-version, or msgpack: `Opened`, `Told` or `Refused`.
+frames (`actors.edge.frames`). What comes back is a verdict or msgpack: `Opened`, `Told` or
+`Refused`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.actors.edge.frames import MARK, MARK_BITS, VERSION, EdgeMode, FrameError
+from lexshard.actors.edge.frames import MARK, MARK_BITS, VERSION, FrameError
+from lexshard.actors.edge.settings import EdgeMode
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 
 PATH = "/v1/edge"
@@ -139,29 +140,24 @@ def pack_ids(token_ids: Sequence[int], token_bits: int) -> bytes:
     return np.packbits(np.array(token_ids, np.int64)[:, None] >> places & 1).tobytes()
 
 
-def unpack_ids(content: bytes, token_bits: int) -> list[int]:
+def unpack_ids(content: bytes, token_bits: int) -> tuple[int, ...]:
     bits = np.unpackbits(np.frombuffer(content, np.uint8))
     rows = bits[: len(bits) // token_bits * token_bits].reshape(-1, token_bits)
-    ids: list[int] = (rows @ (1 << np.arange(token_bits)[::-1])).tolist()
-    return ids
+    return tuple((rows @ (1 << np.arange(token_bits)[::-1])).tolist())
 
 
 def completion_fields(parameters: SamplingParameters, priority: int = 0) -> bytes:
     """The fields of ``POST /v1/completions`` that ask for ``parameters``, as JSON, but for bad
     words, which are ids already."""
-    own = asdict(parameters)
-    del own["bad_words"], own["labels"]
-    wanted: dict[str, Any] = {
-        "allowed_token_ids": own.pop("allowed_ids"),
-        "logit_bias": {str(token): bias for token, bias in own.pop("logit_bias")},
-        "structured_outputs": {"grammar": text} if (text := own.pop("grammar")) else None,
-        # Seeds are any 64 bits here, an int64 in a request.
-        "seed": (own.pop("seed") + 2**63) % 2**64 - 2**63,
-        "priority": priority,
-        **own,
-    }
+    told = asdict(parameters)
+    del told["bad_words"], told["labels"]
+    told["allowed_token_ids"] = told.pop("allowed_ids")
+    told["logit_bias"] = {str(token): bias for token, bias in parameters.logit_bias}
+    if grammar := told.pop("grammar"):
+        told["structured_outputs"] = {"grammar": grammar}
+    # Seeds are any 64 bits here, an int64 in a request.
+    told["seed"] = (parameters.seed + 2**63) % 2**64 - 2**63
+    told["priority"] = priority
     # A number is said even if it is 0: where a request says none, a model's own default counts.
     numbers = (int, float)
-    return orjson.dumps(
-        {name: value for name, value in wanted.items() if value or type(value) in numbers}
-    )
+    return orjson.dumps({name: it for name, it in told.items() if it or type(it) in numbers})

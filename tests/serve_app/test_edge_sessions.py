@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
 from tests.support.mock_server import TOKENIZER
+from tests.support.real_server import wait
 
 CODEC = FrameCodec("same-token", VOCABULARY)
 HASH = TOKENIZER.vocabulary_hash
@@ -203,10 +203,7 @@ def test_keys_are_asked_for_as_by_http() -> None:
 
 
 def test_there_are_only_so_many_sessions() -> None:
-    with (
-        connected(edge_sessions=1) as (client, _),
-        client.websocket_connect(wire.PATH) as device,
-    ):
+    with connected(edge_sessions=1) as (client, _), client.websocket_connect(wire.PATH) as device:
         assert isinstance(begin(device, opening()), Opened)
         assert refused(client, opening()) == 503
         device.close()
@@ -258,11 +255,7 @@ def test_one_that_does_not_come_back_is_forgotten() -> None:
         with client.websocket_connect(wire.PATH) as device:
             assert isinstance(begin(device, opening()), Opened)
             device.close(1011)
-        for _ in range(100):
-            if engine.cancelled:
-                break
-            client.get("/health")
-            client.portal.call(asyncio.sleep, 0.05)  # type: ignore[union-attr]
+        wait(lambda: bool(engine.cancelled), 10, "the session to be forgotten")
         assert len(engine.cancelled) == 1
         assert client.get("/status").json()["queue"]["sequences"] == 0
 
@@ -319,11 +312,10 @@ def test_5000_malformed_frames_harm_no_other() -> None:
         return bytes([MARK]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
 
     with connected() as (client, engine):
-        warm: Callable[[], int] = lambda: _frame(client, altered())  # noqa: E731
         for _ in range(200):
-            warm()
+            _frame(client, altered())
         before = psutil.Process().memory_info().rss
-        statuses = [warm() for _ in range(5_000)]
+        statuses = [_frame(client, altered()) for _ in range(5_000)]
         grown = psutil.Process().memory_info().rss - before
         assert set(statuses) <= {0, 400}
         assert statuses.count(400) > 4_500  # noise may be a frame
@@ -351,7 +343,7 @@ def _frame(client: TestClient, content: bytes) -> int:
 def test_ids_are_packed_as_tightly_as_can_be(bits: int) -> None:
     random_ids = np.random.default_rng(bits)
     for count in (0, 1, 7, 8, 1000):
-        token_ids = random_ids.integers(0, 2**bits, count).tolist()
+        token_ids = tuple(random_ids.integers(0, 2**bits, count).tolist())
         content = wire.pack_ids(token_ids, bits)
         assert len(content) == -(-count * bits // 8)
         assert wire.unpack_ids(content, bits) == token_ids

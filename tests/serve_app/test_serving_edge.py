@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,8 +23,9 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.ports import free_port
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
+from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.client import EdgeClient
-from tests.support.edge_device import device, text_of, tokenizer
+from tests.support.edge_device import device, model, text_of
 from tests.support.faults import processes_of
 from tests.support.paths import DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, healthy, running_server, wait
@@ -45,7 +47,7 @@ def requests(count: int, tokens: int = 40) -> list[Request]:
         SamplingParameters(temperature=1.0, top_k=20, top_p=0.9),
         SamplingParameters(temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3),
     )
-    prompts = [tuple(tokenizer().encode(f"{STORY} {i}", True)) for i in range(count)]
+    prompts = [tuple(model().tokenizer.encode(f"{STORY} {i}", True)) for i in range(count)]
     return [
         Request(
             str(i), 0, prompt, replace(kinds[i % 4], max_tokens=tokens, seed=i, ignore_eos=True)
@@ -60,19 +62,8 @@ async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int,
         turns = asyncio.Semaphore(32)
 
         async def one(request: Request) -> tuple[int, ...]:
-            own = request.parameters
-            body = {
-                "prompt": request.prompt_ids,
-                "temperature": own.temperature,
-                "top_k": own.top_k,
-                "top_p": own.top_p,
-                "repetition_penalty": own.repetition_penalty,
-                "frequency_penalty": own.frequency_penalty,
-                "max_tokens": own.max_tokens,
-                "seed": own.seed,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
+            asked = json.loads(wire.completion_fields(request.parameters))
+            body = {**asked, "prompt": request.prompt_ids, "return_token_ids": True}
             async with turns:
                 reply = await client.post("/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
@@ -97,12 +88,8 @@ def share_that_stood(client: EdgeClient) -> float:
 
 
 def is_at_rest(server: Server) -> bool:
-    counted = [
-        server.metric("lexshard_admitted_sequences"),
-        server.metric("lexshard_running"),
-        server.metric("lexshard_kv_blocks_used"),
-    ]
-    return counted == [0, 0, 0]
+    counted = ("admitted_sequences", "running", "kv_blocks_used")
+    return not any(server.metric(f"lexshard_{name}") for name in counted)
 
 
 def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
@@ -209,27 +196,20 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
     command = [sys.executable, "-m", "lexshard.serve_app.cli", "edge", "--draft", str(DEMO_DRAFT)]
     away = f"http://127.0.0.1:{free_port()}"
     with (tmp_path / "log").open("wb") as log:
-        there = subprocess.Popen(
-            [*command, "--cloud", server.url, "--port", str(port)], cwd=ROOT, stderr=log, stdout=log
-        )
-        alone = subprocess.Popen(
-            [*command, "--cloud", away, "--port", str(offline_port), "--offline", "draft"],
-            cwd=ROOT,
-            stderr=log,
-            stdout=log,
-        )
+        start = partial(subprocess.Popen, cwd=ROOT, stderr=log, stdout=log)
+        there = start([*command, "--cloud", server.url, "--port", str(port)])
+        command += ["--offline", "draft"]
+        alone = start([*command, "--cloud", away, "--port", str(offline_port)])
     try:
         wait(lambda: healthy(f"http://127.0.0.1:{port}"), 120, "the device")
         wait(lambda: healthy(f"http://127.0.0.1:{offline_port}"), 120, "the other")
         chat = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 60}
+        text: dict[str, Any] = {"prompt": STORY, "seed": 4}
         bodies: list[tuple[str, dict[str, Any]]] = [
-            (
-                "/v1/completions",
-                {"prompt": STORY, "max_tokens": 50, "seed": 4, "stop": ["\n", "."]},
-            ),
-            ("/v1/completions", {"prompt": STORY, "seed": 4, "logprobs": 3, "certificate": True}),
-            ("/v1/completions", {"prompt": STORY, "seed": 4, "n": 3, "bad_words": ["the", "she"]}),
-            ("/v1/completions", {"prompt": STORY, "seed": 4, "max_tokens": 0}),
+            ("/v1/completions", {**text, "max_tokens": 50, "stop": ["\n", "."]}),
+            ("/v1/completions", {**text, "logprobs": 3, "certificate": True}),
+            ("/v1/completions", {**text, "n": 3, "bad_words": ["the", "she"]}),
+            ("/v1/completions", {**text, "max_tokens": 0}),
             ("/v1/chat/completions", {**chat, "seed": 9, "min_tokens": 20}),
             ("/v1/chat/completions", {**chat, "seed": 9, "stream": True}),
             ("/v1/chat/completions", {**chat, "temperature": 9e9}),
@@ -239,11 +219,11 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
             own = httpx.post(f"{server.url}{path}", json=body, timeout=60)
             assert mine.status_code == own.status_code
             assert comparable(mine.text) == comparable(own.text)
-        body = {"prompt": STORY, "max_tokens": 20, "seed": 4}
+        body = {**text, "max_tokens": 20}
         reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
         assert reply.json()["offline"] is True
         assert reply.json()["usage"]["completion_tokens"] == 20
-        body["logit_bias"] = {"5": 1}  # type: ignore[assignment]
+        body["logit_bias"] = {"5": 1}
         reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
         assert reply.status_code == 400
         assert "draft model alone" in reply.text
@@ -293,13 +273,7 @@ def test_a_device_that_the_server_cannot_use_is_told_why(server: Server, tmp_pat
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(told))
     command = [sys.executable, "-m", "lexshard.serve_app.cli", "edge", "--cloud", server.url]
-    done = subprocess.run(
-        [*command, "--draft", str(other), "--port", str(free_port())],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command += ["--draft", str(other), "--port", str(free_port())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "tokenizer is not that of lexshard-demo" in done.stderr
+    assert "tokenizer is not that of lexshard-demo" in done.stderr.decode()

@@ -10,9 +10,7 @@ from functools import lru_cache
 from lexshard.actors.edge.drafting import warm_up
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SequenceEvent
-from lexshard.serve_app.edge.client import EdgeClient
-from lexshard.serve_app.edge.model import EdgeModel, load_model
-from lexshard.serve_app.openai.tokenization import ModelTokenizer
+from lexshard.serve_app.edge.client import EdgeClient, EdgeModel, load_model
 from tests.support.paths import DEMO_DRAFT
 
 SETTINGS = EdgeSettings()
@@ -21,10 +19,6 @@ SETTINGS = EdgeSettings()
 @lru_cache
 def model() -> EdgeModel:
     return load_model(str(DEMO_DRAFT))
-
-
-def tokenizer() -> ModelTokenizer:
-    return model().tokenizer
 
 
 @asynccontextmanager
@@ -44,17 +38,10 @@ async def device(
         await client.stop()
 
 
-async def events_of(client: EdgeClient, request: Request) -> list[SequenceEvent]:
-    """What it says to one sequence, to its end."""
-    stream = client.submit([request])
-    events: list[SequenceEvent] = []
+async def text_of(client: EdgeClient, request: Request) -> tuple[int, ...]:
+    """What it says to one sequence; fails where that ends with an error."""
+    stream, events = client.submit([request]), list[SequenceEvent]()
     while not events or events[-1].finish_reason is None:
         events += await stream.arrived()
-    return events
-
-
-async def text_of(client: EdgeClient, request: Request) -> tuple[int, ...]:
-    """The tokens; fails where it ends with an error."""
-    events = await events_of(client, request)
     assert events[-1].error is None, events[-1].error
     return tuple(token for event in events for token in event.token_ids)

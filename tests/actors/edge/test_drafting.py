@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +13,8 @@ from scipy import stats
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.frames import EdgeMode
 from lexshard.actors.edge.ledger import GuessChain, VerifiedText, drafting_of
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
 from lexshard.actors.edge.threshold import ConformalThreshold
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
@@ -40,18 +40,14 @@ class Link:
 
     def __init__(self, mode: EdgeMode, *, ahead: bool = False, **options: Any) -> None:
         self.engine: Engine = drafting_engine()
-        self._settings = EdgeSettings(
-            mode, size=8, alpha=0.1, eta=0.05, first_threshold=0.02, **options
-        )
-        self.codec = self._settings.codec(self.engine.model.vocabulary_size)
+        sparse = {"size": 8, "alpha": 0.1, "eta": 0.05, "first_threshold": 0.02}
+        self._settings = EdgeSettings(mode, **sparse, **options)  # type: ignore[arg-type]
         self._ahead = ahead
-        self._model = build_drafter(
-            replace(self.engine.configuration, draft=str(DEMO_DRAFT)),
-            blocks=2_000,
-            vocabulary_size=self.engine.model.vocabulary_size,
-        )
+        drafts = replace(self.engine.configuration, draft=str(DEMO_DRAFT))
+        size = self.engine.model.vocabulary_size
+        self._model = build_drafter(drafts, blocks=2_000, vocabulary_size=size)
         self.thresholds: list[ConformalThreshold] = []
-        self.bits = 0
+        self.told = 0  # bits of guesses
         self.guesses = 0
         self.largest = 0  # batch of more than one guess, in bits
 
@@ -61,7 +57,7 @@ class Link:
         drafter = EdgeDrafter(self._model, self._settings, request, number, size)
         if drafter.threshold is not None:
             self.thresholds.append(drafter.threshold)
-        verified = VerifiedText(self.codec, request)
+        verified = VerifiedText(drafter.codec, request)
         return Text(request, GuessChain(request.prompt_ids), drafter, verified)
 
     def texts(self, requests: list[Request]) -> list[tuple[int, ...]]:
@@ -69,7 +65,7 @@ class Link:
         texts = {each.request_id: self._text(i, each) for i, each in enumerate(requests)}
         left = dict(texts)
         for request in requests:
-            drafting = drafting_of(self.codec.mode)
+            drafting = drafting_of(texts[request.request_id].drafter.codec.mode)
             assert self.engine.submit(replace(request, drafting=drafting)) is None
         silent = 0  # steps
         while left:
@@ -88,17 +84,14 @@ class Link:
                     pass
         self.engine.check_idle()
         self.engine.close()
-        first = {name: len(text.request.prompt_ids) for name, text in texts.items()}
-        return [tuple(text.chain.said[first[name] :]) for name, text in texts.items()]
+        return [tuple(each.chain.said[len(each.request.prompt_ids) :]) for each in texts.values()]
 
     def _hear(self, text: Text, event: SequenceEvent) -> None:
         content = text.verified.happened(event)
-        if content is None:
-            text.chain.told(event.token_ids, event.answers)
-        else:
-            told = text.chain.event_of(self.codec.decode_verdict(content), text.request)
+        if content is not None:
+            told = text.chain.event_of(text.drafter.codec.decode_verdict(content), text.request)
             assert (told.token_ids, told.answers) == (event.token_ids, event.answers)
-            text.chain.told(told.token_ids, told.answers)
+        text.chain.told(event.token_ids, event.answers)
         text.drafter.heard(len(text.chain.said), goes_on=bool(text.chain.going))
 
     def _send(self, text: Text) -> bool:
@@ -107,10 +100,10 @@ class Link:
         if room < 1 and text.chain.going:
             return False
         batch = text.chain.note(text.drafter.draft(history, max(1, room)))
-        content = self.codec.encode(batch)
-        self.bits += 8 * len(content)
+        content = text.drafter.codec.encode(batch)
+        told = text.drafter.codec.batch_bits(batch)
+        self.told += told
         self.guesses += len(batch.token_ids)
-        told = self.codec.batch_bits(batch)
         self.largest = max(self.largest, told if len(batch.token_ids) > 1 else 0)
         self.engine.draft(text.verified.arrived(text.verified.codec.decode(content)))
         return True
@@ -138,33 +131,32 @@ def test_text_follows_the_target_whatever_is_left_out(
     parameters = SamplingParameters(temperature=1.2, top_k=3, max_tokens=4, ignore_eos=True)
     prompt = prompt_ids[3][:20]
     count = 1_200
-    requests = [Request(str(s), 0, prompt, replace(parameters, seed=s)) for s in range(count)]
+    requests, others = (
+        [Request(str(s), 0, prompt, replace(parameters, seed=first + s)) for s in range(count)]
+        for first in (0, 10_000)
+    )
     texts = Link(mode, longest=2, ahead=True).texts(requests)
-    others = [
-        replace(each, parameters=replace(parameters, seed=10_000 + i))
-        for i, each in enumerate(requests)
-    ]
     plain = [completion.token_ids for completion in run_and_close(drafting_engine(), others)]
-    tables = []
     for first, last in ((0, 2), (1, 3), (2, 4)):
         found = [text[first:last] for text in texts], [text[first:last] for text in plain]
         pairs = [pair for pair in {*found[0], *found[1]} if sum(f.count(pair) for f in found) > 20]
-        tables.append([[each.count(pair) for pair in pairs] for each in found])
-    for table in tables:
+        table = [[each.count(pair) for pair in pairs] for each in found]
         assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
         assert np.sum(table) > count
 
 
-@pytest.mark.parametrize("mode", ["ksqs", "csqs"])
+@pytest.mark.parametrize("mode", ["ksqs", "csqs", "qs"])
 def test_greedy_texts_are_the_target_s_own_in_every_mode(
     prompt_ids: list[tuple[int, ...]], mode: EdgeMode
 ) -> None:
+    """And a guess takes the bits of its id: where nothing is drawn, no distribution is told."""
     parameters = SamplingParameters(temperature=0.0, max_tokens=30, ignore_eos=True)
     requests = [Request(str(i), 0, prompt_ids[i][:40], parameters) for i in range(4)]
     plain = run_and_close(drafting_engine(), requests)
     link = Link(mode, ahead=True, longest=4)
     assert link.texts(requests) == [completion.token_ids for completion in plain]
     assert link.engine.statistics().draft_accepted_tokens > 30
+    assert link.told == link.guesses * math.ceil(math.log2(link.engine.model.vocabulary_size))
 
 
 def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, ...]]) -> None:

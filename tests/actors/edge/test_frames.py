@@ -15,12 +15,12 @@ from lexshard.actors.edge.frames import (
     NUMBER_BITS,
     NUMBERS,
     BatchVerdict,
-    EdgeMode,
     FrameCodec,
     FrameError,
     GuessBatch,
 )
 from lexshard.actors.edge.lattice import Lattice
+from lexshard.actors.edge.settings import EdgeMode
 from lexshard.kernels.lattice import draw, quantise, sparsify
 
 SIZE = 600
@@ -53,14 +53,9 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
     codec, batch = batch_of(mode, count, seed)
     content = codec.encode(batch)
     found = codec.decode(content)
-    assert (found.number, found.position) == (batch.number, batch.position)
-    assert found.token_ids == batch.token_ids
-    assert [each.ids.tolist() for each in found.lattices] == [
-        each.ids.tolist() for each in batch.lattices
-    ]
-    assert [each.counts.tolist() for each in found.lattices] == [
-        each.counts.tolist() for each in batch.lattices
-    ]
+    told = found.number, found.position, found.token_ids, len(found.lattices)
+    assert told == (batch.number, batch.position, batch.token_ids, len(batch.lattices))
+    assert all(map(np.array_equal, found.lattices, batch.lattices))
     assert 0 <= 8 * len(content) - (47 + codec.batch_bits(batch)) < 8
 
 
@@ -106,16 +101,15 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
     assert all(each.counts.sum() == codec.resolution for each in found.lattices)
 
 
-def frame_of(*fields: tuple[int, int]) -> bytes:
-    """Values and their widths in bits."""
-    text = "".join(f"{value:0{width}b}" for value, width in fields)
+def one_guess(*fields: tuple[int, int]) -> bytes:
+    """A batch of one, by the values and their widths in bits that come behind its header."""
+    header = (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8)
+    text = "".join(f"{value:0{width}b}" for value, width in (*header, *fields))
     return int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8), "big")
 
 
 def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
-    content = frame_of(
-        (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8), (1_023, 10), (0, 800)
-    )
+    content = one_guess((1_023, 10), (0, 800))
     with pytest.raises(FrameError, match="1023 in the place of one of 600"):
         FrameCodec("csqs", SIZE).decode(content)
 
@@ -124,12 +118,21 @@ def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
 def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> None:
     """Be it long enough for that."""
     codec = FrameCodec("csqs", 262_144)
-    content = frame_of(
-        (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8), (131_071, 18), (0, bits)
-    )
+    content = one_guess((131_071, 18), (0, bits))
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(FrameError, match="more bits"):
+            codec.decode(content)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_a_long_frame_takes_no_longer_than_what_it_says() -> None:
+    """64 KiB, of which 255 guesses are read."""
+    codec = FrameCodec("same-token", SIZE)
+    content = codec.encode(GuessBatch(1, 5, (7,) * 255)).ljust(65_536, b"\0")
+    started = time.perf_counter()
+    for _ in range(200):
+        with pytest.raises(FrameError, match="behind its end"):
             codec.decode(content)
     assert time.perf_counter() - started < 1.0
 

@@ -55,10 +55,8 @@ def test_a_target_that_is_quicker_alone_goes_on_alone_unless_that_is_too_dear() 
 
 
 def test_what_is_unlikely_to_be_of_use_is_not_drafted_ahead() -> None:
-    likely, unlikely = (
-        learned(trip=0.1, acceptance=0.95, thrift=0.2),
-        learned(trip=0.1, acceptance=0.3, thrift=0.2),
-    )
+    likely = learned(trip=0.1, acceptance=0.95, thrift=0.2)
+    unlikely = learned(trip=0.1, acceptance=0.3, thrift=0.2)
     assert likely.ahead(4) > 4
     assert unlikely.ahead(4) == 0
 

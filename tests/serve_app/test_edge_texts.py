@@ -1,0 +1,88 @@
+"""A text at the device over a link that is lost at a chosen moment: what it sends afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosedError
+
+from lexshard.actors.edge.frames import FrameCodec, GuessBatch
+from lexshard.actors.edge.pace import DraftPace
+from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.serve_app.edge import wire
+from lexshard.serve_app.edge.device import EdgeText
+from lexshard.serve_app.edge.wire import Opened, Resuming, Told
+
+CODEC = FrameCodec("same-token", 600)
+SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
+
+
+class CountingDrafter:
+    """Guesses that every token is its own position."""
+
+    codec, threshold = CODEC, None
+
+    def draft(self, history: list[int], most: int) -> GuessBatch:
+        return GuessBatch(0, len(history), tuple(range(len(history), len(history) + most)))
+
+    def heard(self, length: int, *, goes_on: bool) -> None: ...
+
+
+class ScriptedLink:
+    """Connections that answer what is written down, one step whenever the device listens."""
+
+    vocabulary = "some hash"
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.pace = DraftPace(longest=4, thrift=0.1)
+        self.pace.connected(10.0)
+        self.pace.drew(1e6)  # alone the server would take for ever: it is guessed for
+        self.sent: list[bytes] = []
+        self._scripts = iter(scripts)
+
+    def count(self, **amounts: Any) -> None: ...
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[ScriptedLink]:
+        self._steps = iter(next(self._scripts))
+        yield self
+
+    async def send(self, content: bytes) -> None:
+        self.sent.append(content)
+
+    async def recv(self, decode: bool) -> bytes:
+        step = next(self._steps)
+        if step is SILENT:
+            await asyncio.sleep(60)
+        if step is LOST:
+            raise LOST
+        return wire.encode_reply(step)
+
+
+@pytest.mark.parametrize("agrees", [False, True])
+def test_no_guess_at_a_text_that_was_otherwise_is_sent_after_coming_back(agrees: bool) -> None:
+    """Guesses are sent, and more are drafted behind them; the link is lost before these are sent,
+    and the answer with it. Where that tells of another text, they never are: the next guesses
+    stand behind what is said now."""
+    missed = (6, 7, 8, 9, 10) if agrees else (6, 400)
+    last = Told({"token_ids": (3,), "finish_reason": "stop"})
+    link = ScriptedLink(
+        [Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT, LOST],
+        [Told({"token_ids": missed, "answers": 1}), Opened("s", 1), SILENT, SILENT, last],
+    )
+    ends: Any = link, CountingDrafter()
+    events: list[SequenceEvent] = []
+    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
+    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
+    asyncio.run(asyncio.wait_for(text.run(), 30))
+    _, first, beginning, second = link.sent
+    assert CODEC.decode(first).token_ids == (6, 7, 8, 9)
+    assert wire.decode_beginning(beginning, 1000) == Resuming("s", 6)
+    batch = CODEC.decode(second)
+    here = 10 if agrees else 8  # what was drafted before the link was lost, or since
+    assert (batch.number, batch.position, batch.token_ids[0]) == (2, here, here)
+    assert [token for event in events for token in event.token_ids] == [5, *missed, 3]
