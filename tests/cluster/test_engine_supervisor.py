@@ -177,6 +177,7 @@ def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_al
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_engine_of_another_configuration_is_left_to_those_it_serves() -> None:
     """Whoever wants another one waits, says so, and starts it when the first has ended."""
 

@@ -60,7 +60,9 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     assert told(engine_of(**changes), requests) == of_one_rank
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
     requests: list[Request], ranks: int, number: signal.Signals
