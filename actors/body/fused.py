@@ -278,7 +278,7 @@ class FusedBody:
 
     def embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Fresh float32 rows ``[T, d]``; bfloat16 bits are widened as they are gathered."""
-        rows = self._embedding[token_ids]
+        rows = self._embedding.take(token_ids, axis=0)
         if rows.dtype == np.uint16:
-            return (rows.astype(np.uint32) << 16).view(np.float32)
+            return np.left_shift(rows, 16, dtype=np.uint32).view(np.float32)
         return rows

@@ -118,5 +118,7 @@ def run_engine(
             if progress.idle:
                 speak(at_rest=True)
                 engine.check_idle()
+            elif start is here:  # nothing computes meanwhile: guesses for the next step can wait
+                speak()
             if not obey(report_seconds if progress.idle else 0.0):
                 return

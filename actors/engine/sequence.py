@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Sequence:
     state: SequenceState
     token_ids: list[int]  # the state's own history: one list, appended to by the state
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
     names: list[BlockHash] = field(default_factory=list)
     cached_tokens: int = 0
     scores: PromptScores | None = None
@@ -242,7 +243,7 @@ class Sequence:
     def give_up_blocks(self, pool: BlockPool) -> None:
         """Release every block; the tokens stay and can be computed again."""
         pool.release(self.blocks)
-        self.blocks.clear()
+        del self.blocks[:]
         self.names.clear()
         self.forget_guesses()
         self.computed = 0
