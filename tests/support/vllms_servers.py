@@ -2,7 +2,7 @@
 
 Every server has the demo under all names that tests ask for. Of the flags that a test starts its
 server with those of `TELLING` are obeyed; the others are of another model, of GPUs, or hold here
-already. Loaded with ``-p``, outside of our own package: vLLM's tests are called ``tests``, too.
+already. Loaded with ``-p``, before any file of vLLM's, whose tests are called ``tests``, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+
+from tests import utils
 
 # A small model may fill its context with blanks where a grammar lets it.
 STRUCTURED = {"disable_any_whitespace": True, "backend": "xgrammar"}
@@ -28,30 +30,25 @@ TELLING = {
     "--max-logprobs": ("--max-logprobs", "-1"),
     "--max-num-batched-tokens": ("--max-num-batched-tokens", "100", "--max-model-len", "8192"),
 }
+_Own: Any = utils.RemoteOpenAIServer
+_kept: dict[tuple[str, ...], Any] = {}
 
 
-def pytest_configure() -> None:
-    """Puts such servers in the place of those that vLLM's tests start."""
-    from tests import utils
+class SharedServer(_Own):  # type: ignore[misc]
+    """As vLLM's, but for the flags; it ends when another is asked for, or with the last test."""
 
-    own, kept = utils.RemoteOpenAIServer, dict[tuple[str, ...], Any]()
-
-    class SharedServer(own):  # type: ignore[misc, valid-type]
-        """As vLLM's, but for the flags, and ended with the last test of all."""
-
-        def __new__(cls, model: str, arguments: list[str], **settings: Any) -> Any:
-            told = [what for flag, what in TELLING.items() if flag in arguments]
+    def __new__(cls, model: str, arguments: list[str], **settings: Any) -> Any:
+        told = [what for flag, what in TELLING.items() if flag in arguments]
+        every = (*COMMON, *(part for each in told for part in each))
+        if every not in _kept:
+            while _kept:
+                _kept.popitem()[1]._shutdown()
             names = json.loads(os.environ["LEXSHARD_NAMES"])
-            every = (*COMMON, *(part for each in told for part in each))
-            if every not in kept:
-                while kept:
-                    kept.popitem()[1]._shutdown()
-                server = object.__new__(own)
-                own.__init__(server, model, [*every, "--served-model-name", *names])
-                kept[every] = server
-            return nullcontext(kept[every])
+            _kept[every] = _Own(model, [*every, "--served-model-name", *names])
+        return nullcontext(_kept[every])
 
-    utils.RemoteOpenAIServer = SharedServer
+
+utils.RemoteOpenAIServer = SharedServer
 
 
 @pytest.hookimpl(tryfirst=True)
