@@ -74,8 +74,8 @@ def run(work: Path, names: Sequence[str], plugin: str, keep: Path, own: Sequence
         "HF_HUB_CACHE": str(work / "hub"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # for CPUs: no process more for each engine
         "TORCHDYNAMO_DISABLE": "1",  # of many engines none is worth compiling
+        "VLLM_USE_AOT_COMPILE": "0",
         "LEXSHARD_NAMES": json.dumps(names),
         "PATH": os.pathsep.join((str(PYTHON.parent), os.environ["PATH"])),
         "PYTHONPATH": os.pathsep.join(
