@@ -6,11 +6,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite.binding import ffi
 
 from lexshard.actors.decision.sampler import token_logprobs
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.standalone.drawing_head import DrawingHead
 from lexshard.actors.states.row_table import RowNames
+
+_named = type(ffi.lib).__getattr__
+
+
+def _without_dict(library: Any, name: str) -> Any:
+    """A compiler's library answers to every name, to ``__dict__`` with what is none: vLLM for CPUs
+    looks into all that is loaded when it makes another engine in this process."""
+    if name == "__dict__":
+        raise AttributeError(name)
+    return _named(library, name)
+
+
+type(ffi.lib).__getattr__ = _without_dict
 
 UNQUANTISED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 

@@ -79,3 +79,30 @@ def test_loading_it_changes_vllm_once_and_compiles_nothing() -> None:
         text=True,
     ).stdout.splitlines()[-3:]
     assert told == ["CertifiedLogitsProcessor True", "False True", "False False"]
+
+
+COMPILED = """
+import sys
+if {ours}:
+    import lexshard.serve_app.vllm.head
+else:
+    import llvmlite.binding
+found = 0
+for name in [each for each in sys.modules if each.startswith("llvmlite")]:
+    for value in list(vars(sys.modules[name]).values()):
+        if hasattr(value, "__dict__"):  # as vLLM looks for its kernels
+            found += not hasattr(vars(value), "get")
+print(found)
+"""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_vllm_can_look_into_all_that_the_head_loads(ours: bool) -> None:
+    """It does where it makes a second engine in a process; what makes it fail is another's."""
+    told = subprocess.run(
+        [sys.executable, "-c", COMPILED.format(ours=ours)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert (int(told[-1]) == 0) == ours
