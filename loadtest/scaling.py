@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numba import njit
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.configuration import DataType, EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.samplers.start import start_sampler
@@ -109,7 +110,7 @@ def _fastest(call: Callable[[], None], turns: int = 7) -> float:
     return min(taken)
 
 
-def step_seconds(model: Path, dtype: str, threads: int) -> float:
+def step_seconds(model: Path, dtype: DataType, threads: int) -> float:
     """The median step of one sampled request."""
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     configuration = EngineConfiguration(
@@ -132,7 +133,7 @@ def step_seconds(model: Path, dtype: str, threads: int) -> float:
         engine.close()
 
 
-def measure(model: Path, dtype: str) -> Measured:
+def measure(model: Path, dtype: DataType) -> Measured:
     one = step_seconds(model, dtype, 1)
     two = step_seconds(model, dtype, 2)
     layers, size = 0, 0
@@ -171,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=Path("models/lexshard-demo"))
     parser.add_argument("--random", action="store_true", help="268M random weights, V = 262,144")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", choices=get_args(DataType), default="auto")
     parser.add_argument("--cores-of-bandwidth", type=float, default=10.0, metavar="B")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

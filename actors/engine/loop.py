@@ -108,16 +108,20 @@ def run_engine(
             return lambda: hidden
 
         start = beside if engine.overlaps else launched if engine.steps.launches else here
+        checked = False
         if not obey(0.0):
             return
         for progress in engine.steps.run(start):
             pending.extend(progress.events)
             if progress.computing:
                 speak()
+                checked = False
                 continue
             if progress.idle:
                 speak(at_rest=True)
-                engine.check_idle()
+                if not checked:  # once a rest, for it looks at every block
+                    engine.check_idle()
+                    checked = True
             elif start is here:  # nothing computes meanwhile: guesses for the next step can wait
                 speak()
             if not obey(report_seconds if progress.idle else 0.0):

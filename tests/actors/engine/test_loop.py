@@ -21,19 +21,26 @@ from tests.support.demo_engine import demo_engine
 
 
 @pytest.mark.parametrize("launches", [False, True])
-def test_tokens_are_told_before_a_computation_and_beside_one_that_is_only_launched(
+def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launched(
     launches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU computes the next step while its host tells of the one before."""
+    """A GPU computes the next step while its host tells of the one before; elsewhere nobody waits
+    for what the next step is planned with, guesses for example."""
     engine = demo_engine()
     monkeypatch.setattr(Steps, "launches", launches)
     happened: list[str] = []
-    forward = engine.steps.forward
+    plan, forward = engine.steps.plan, engine.steps.forward
+
+    def planned() -> object:
+        found = plan()
+        happened.extend(["plan"] if found else [])
+        return found
 
     def computed(*arguments: object) -> object:
         happened.append("forward")
         return forward(*arguments)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(engine.steps, "plan", planned)
     monkeypatch.setattr(engine.steps, "forward", computed)
     wanted = SamplingParameters(temperature=0.0, max_tokens=4, ignore_eos=True)
     commands = [Commands(submit=(Request("a", 0, (5, 6, 7), wanted),))]
@@ -52,10 +59,27 @@ def test_tokens_are_told_before_a_computation_and_beside_one_that_is_only_launch
     engine.check_idle()
     engine.close()
     if launches:
-        expected = ["forward", *["forward", "told"] * 3, "told"]
+        expected = ["plan", "forward", *["plan", "forward", "told"] * 3, "told"]
     else:
-        expected = ["forward", "told"] * 4
+        expected = ["plan", "forward", "told"] * 4
     assert happened == expected
+
+
+def test_a_rest_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine at rest costs nothing, however many blocks it has."""
+    engine = demo_engine()
+    looks: list[bool] = []
+    check = engine.check_idle
+    monkeypatch.setattr(engine, "check_idle", lambda: looks.append(True) or check())
+    waiting = deque([None, None, asked("a", 1), *[None] * 20, asked("b", 1), *[None] * 20])
+
+    class Source:
+        def receive(self, wait_seconds: float) -> Commands | None:
+            return waiting.popleft() if waiting else Commands(stop=True)
+
+    run_engine(engine, Source(), lambda output: None, report_seconds=0.0)
+    engine.close()
+    assert len(looks) == 3  # before, between and after the two
 
 
 def asked(name: str, choices: int, **changes: Any) -> Commands:
