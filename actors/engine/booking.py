@@ -11,10 +11,11 @@ from lexshard.actors.decision.own import OwnDecisions, OwnStep
 from lexshard.actors.decision.plane import DecisionPlane, PendingStep
 from lexshard.actors.decision.sampler import AllTokensExcludedError
 from lexshard.actors.engine.constraints import BY_GRAMMAR, FORCED, Constraints, ForcedRun
-from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
+from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.engine.step_plan import Chunk, StepPlan
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.messages import (

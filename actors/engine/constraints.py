@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lexshard.actors.engine.scheduler import StepPlan
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.grammar.step_masks import PendingMasks, StepMasks, wait_for
 from lexshard.actors.messages import (

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.engine.scheduler import StepPlan
+from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.messages import Commands, Drafts, Request, SequenceEvent, StepOutput
 
 STATISTICS_SECONDS = 0.1  # between two, while the engine is busy

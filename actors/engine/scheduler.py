@@ -18,107 +18,15 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heapreplace
-from itertools import repeat, takewhile
 
 from lexshard.actors.engine.fair_share import FairShare
-from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, SharedScores
+from lexshard.actors.engine.prompt_scores import SharedScores
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.step_plan import StepDraft, StepPlan, next_chunk
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
-from lexshard.actors.messages import TokenOrigin
-from lexshard.actors.proposal import GuessTest
-
-# What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
-# demo, and what the paper suggests.
-DRAWN_ROW_TOKENS = 1
-NO_ROWS = range(0)
 
 ByClient = dict[str, list[Sequence]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """``count`` tokens of one sequence from position ``start`` on.
-
-    Its last ``draws`` rows draw a token each: the first of them for the token after the sequence's
-    own, the others for those after one more of the ``drafted`` tokens each, which are the last
-    tokens of the chunk. None draws while the chunk does not catch up with the sequence.
-    ``scored`` are the positions whose rows score the prompt token that follows.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    draws: int
-    scored: range
-    drafted: tuple[int, ...] = ()
-
-    def tests(self) -> list[GuessTest]:
-        """What its rows but the last test by distributions; none where they draw."""
-        sequence = self.sequence
-        if not self.drafted or not sequence.tests_guesses:
-            return []
-        proposals = sequence.proposals or repeat(None)
-        exactly = sequence.verify == "same-distribution"
-        return list(map(GuessTest, self.drafted, proposals, repeat(exactly)))
-
-    def stood(self, token_ids: tuple[int, ...]) -> int:
-        """How many of its guesses stand where its rows drew ``token_ids``."""
-        pairs = zip(self.drafted, token_ids, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def origins(self, token_ids: tuple[int, ...], drafter_name: str) -> tuple[TokenOrigin, ...]:
-        """Where each of the tokens that it drew came from."""
-        origins = []
-        for place, token_id in enumerate(token_ids):
-            guess = self.drafted[place] if place < len(self.drafted) else None
-            stood = guess == token_id
-            origins.append(TokenOrigin(drafter_name if stood else None, None if stood else guess))
-        return tuple(origins)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
-    """What the next step computes."""
-
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A step while it is planned."""
-
-    budget: int  # what is left of the step's tokens
-    draws: int  # how many more sequences may draw
-    served: int = 0  # to the client whose turn it is
-    chunks: dict[Sequence, Chunk] = field(default_factory=dict)
-    admits: bool = True
-
-    def put(self, chunk: Chunk, planned: int = 0) -> int:
-        """``chunk`` is part of the step, of which ``planned`` tokens already were; what it adds to
-        the cost."""
-        cost = chunk.sequence.cost(planned, chunk.count)
-        self.chunks[chunk.sequence] = chunk
-        self.budget -= cost
-        self.served += cost
-        if chunk.draws:
-            self.draws -= 1
-            self.served += _drawing_cost(chunk)
-        return cost
-
-    def drop(self, sequence: Sequence) -> int:
-        """The sequence is not part of the step after all; what its client was not served then."""
-        chunk = self.chunks.pop(sequence, None)
-        if chunk is None:
-            return 0
-        cost = sequence.cost(0, chunk.count)
-        self.budget += cost
-        return cost + _drawing_cost(chunk)
 
 
 class Scheduler:
@@ -227,7 +135,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step; empty when nothing can be computed."""
-        step = _Draft(self._step_tokens, -(-len(self._running) // self._cohorts))
+        step = StepDraft(self._step_tokens, -(-len(self._running) // self._cohorts))
         if self._everything_fits():
             for sequence in tuple(self._running):
                 if not sequence.awaiting:
@@ -243,7 +151,7 @@ class Scheduler:
             return False
         return sum(each.cost(0, each.uncomputed) for each in self._running) <= self._step_tokens
 
-    def _share_out(self, step: _Draft) -> None:
+    def _share_out(self, step: StepDraft) -> None:
         """Fill the step, priority by priority."""
         decoding: dict[int, ByClient] = {}
         behind: dict[int, ByClient] = {}
@@ -261,7 +169,9 @@ class Scheduler:
             if priority in behind or share.waiting_clients:
                 self._divide(step, share, behind.get(priority, {}), admits=True)
 
-    def _divide(self, step: _Draft, share: FairShare, running: ByClient, *, admits: bool) -> None:
+    def _divide(
+        self, step: StepDraft, share: FairShare, running: ByClient, *, admits: bool
+    ) -> None:
         """Give every client an equal part of the budget, for its ``running`` sequences in order
         and then, if it ``admits``, for its waiting ones; divide again what some do not use."""
         waiting = share.waiting_clients if admits else ()
@@ -277,7 +187,7 @@ class Scheduler:
                 self._admit(step, share, running, left)
             clients = share.in_turn([each for each in clients if left.get(each, 0) <= 0])
 
-    def _compute(self, step: _Draft, sequence: Sequence, limit: int) -> int:
+    def _compute(self, step: StepDraft, sequence: Sequence, limit: int) -> int:
         """Plan more tokens of a running sequence, for ``limit`` of the budget; what they cost."""
         limit = min(limit, step.budget)
         if limit <= 0 or not sequence.blocks:  # without blocks: it has just been preempted
@@ -285,7 +195,7 @@ class Scheduler:
         before = step.chunks.get(sequence)
         planned = 0 if before is None else before.count
         count = sequence.affordable(planned, limit)
-        chunk = _chunk(sequence, count)
+        chunk = next_chunk(sequence, count)
         if count == planned or (chunk.draws and not step.draws):
             return 0
         while not self._reserve(sequence, chunk.start + count):
@@ -294,7 +204,7 @@ class Scheduler:
             if sequence.drafted:  # nor does any sequence for guesses
                 sequence.forget_guesses()
                 count = sequence.affordable(0, limit)
-                chunk = _chunk(sequence, count)
+                chunk = next_chunk(sequence, count)
                 continue
             victim = self._last_of_most()
             self._preempt(step, victim)
@@ -304,7 +214,7 @@ class Scheduler:
         return step.put(chunk, planned)
 
     def _admit(
-        self, step: _Draft, share: FairShare, running: ByClient, left: dict[str, int]
+        self, step: StepDraft, share: FairShare, running: ByClient, left: dict[str, int]
     ) -> None:
         """Let waiting sequences in while there is room, one by one of the client that was served
         least and has something ``left``. They are ``running`` from then on."""
@@ -327,7 +237,7 @@ class Scheduler:
                 heappop(turns)
                 continue
             sequence.take_cached_prefix(self.pool)
-            chunk = _chunk(sequence, sequence.affordable(0, min(left[client], step.budget)))
+            chunk = next_chunk(sequence, sequence.affordable(0, min(left[client], step.budget)))
             if not self._reserve(sequence, chunk.start + chunk.count):
                 sequence.give_up_blocks(self.pool)
                 self._make_room(step, share, sequence)
@@ -374,7 +284,7 @@ class Scheduler:
         sequence.blocks.extend(self.pool.allocate() for _ in range(missing))
         return True
 
-    def _make_room(self, step: _Draft, share: FairShare, sequence: Sequence) -> bool:
+    def _make_room(self, step: StepDraft, share: FairShare, sequence: Sequence) -> bool:
         """Take the place and the blocks of another client's last sequence for one of a client that
         has just come, where the other runs more than an equal part of all; whether there is one."""
         if sequence.request.client not in share.newcomers:
@@ -400,7 +310,7 @@ class Scheduler:
         request = sequence.request
         return request.priority, self._places[request.client], sequence.arrival
 
-    def _preempt(self, step: _Draft, sequence: Sequence) -> None:
+    def _preempt(self, step: StepDraft, sequence: Sequence) -> None:
         share = self._shares[sequence.request.priority]
         share.charge(sequence.request.client, -step.drop(sequence))
         self._stop(sequence)
@@ -417,25 +327,6 @@ class Scheduler:
         sequence.give_up_blocks(self.pool)
 
 
-def _charge(share: FairShare, client: str, step: _Draft) -> None:
+def _charge(share: FairShare, client: str, step: StepDraft) -> None:
     share.charge(client, step.served)
     step.served = 0
-
-
-def _drawing_cost(chunk: Chunk) -> int:
-    """What its draws cost beyond the rows that are computed, in tokens of a step."""
-    wanted = chunk.sequence.request.parameters.logprobs
-    return chunk.draws * (DRAWN_ROW_TOKENS if wanted is None else SCORED_ROW_TOKENS)
-
-
-def _chunk(sequence: Sequence, count: int) -> Chunk:
-    start, stop = sequence.computed, sequence.computed + count
-    beyond = stop - len(sequence.token_ids)
-    return Chunk(
-        sequence=sequence,
-        start=start,
-        count=count,
-        draws=beyond + 1 if beyond >= 0 and sequence.request.parameters.max_tokens > 0 else 0,
-        scored=NO_ROWS if sequence.scores is None else sequence.scores.missing(start, stop),
-        drafted=tuple(sequence.drafted[:beyond]) if beyond > 0 else (),
-    )

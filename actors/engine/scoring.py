@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lexshard.actors.decision.sampler import token_logprobs
-from lexshard.actors.engine.scheduler import Chunk
+from lexshard.actors.engine.step_plan import Chunk
 from lexshard.actors.head.sequence_head import SequenceHead
 
 ROWS_AT_ONCE = 24  # dense rows held in memory together

@@ -11,9 +11,9 @@ from typing import Literal
 from lexshard.actors.drafter.length import LengthRule
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import DraftTask
-from lexshard.actors.engine.scheduler import Chunk, StepPlan
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.statistics import Counters
+from lexshard.actors.engine.step_plan import Chunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.engine.scheduler import StepPlan
+from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 

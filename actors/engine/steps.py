@@ -18,12 +18,13 @@ from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.plane import DecisionPlane
 from lexshard.actors.engine.booking import Booking, InFlightStep, PendingRows
 from lexshard.actors.engine.constraints import Constraints
-from lexshard.actors.engine.scheduler import Chunk, Scheduler, StepPlan
+from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.scoring import score_prompt
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_batch import build_batch
+from lexshard.actors.engine.step_plan import Chunk, StepPlan
 from lexshard.actors.engine.threads.choice import begin_step
 from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.head.output_rows import NonFiniteHiddenError

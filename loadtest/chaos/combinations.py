@@ -20,7 +20,7 @@ from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
-from lexshard.actors.engine.scheduler import Chunk, StepPlan
+from lexshard.actors.engine.step_plan import Chunk, StepPlan
 from lexshard.actors.messages import (
     Commands,
     Request,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lexshard.actors.engine.fair_share import FairShare
 from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS
-from lexshard.actors.engine.scheduler import Scheduler, StepPlan
+from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.kv_cache import BlockPool
 from lexshard.actors.messages import Request, SamplingParameters
 
