@@ -32,7 +32,7 @@ MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
     "kernels": 15_800,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks
-    "actors": 21_560,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks
+    "actors": 21_580,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks
     "cluster": 8_320,  # 4,500, and 790 for ranks of a body
     "serve_app": 18_270,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
     "loadtest": 14_370,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 310 for models

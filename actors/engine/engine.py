@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from dataclasses import replace
@@ -23,7 +22,6 @@ from lexshard.actors.body.parallel.checks import check_ranks
 from lexshard.actors.configuration import (
     NGRAM,
     EngineConfiguration,
-    EngineInformation,
     check_utilization,
 )
 from lexshard.actors.decision.build import StartSampler, build_plane, sampler_settings
@@ -37,7 +35,8 @@ from lexshard.actors.engine.constraints import Constraints, check_constraints
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.speculation import CostTiming, Speculation
-from lexshard.actors.engine.start.accelerator import describe_device, measure_device
+from lexshard.actors.engine.start.accelerator import measure_device
+from lexshard.actors.engine.start.information import describe_engine
 from lexshard.actors.engine.start.memory import default_kv_bytes, device_kv_bytes
 from lexshard.actors.engine.start.remembered_timings import RememberedTimings
 from lexshard.actors.engine.statistics import Counters
@@ -58,7 +57,6 @@ from lexshard.actors.messages import (
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.text.codec import TextCodec
-from lexshard.kernels.processor import instructions
 
 if TYPE_CHECKING:
     from lexshard.actors.body.parallel.loading import StartRanks
@@ -143,32 +141,14 @@ class Engine:
         )
         self._codec: TextCodec | None = None
         self._arrivals = 0
-        blocks = self._scheduler.pool.count
-        self.information = EngineInformation(
-            model=configuration.model,
-            dtype=model.dtype,
-            device=str(model.body.device),
-            accelerator=describe_device(model.body),
-            processor=instructions(),
-            body=model.body.name,
-            head=built.description,
-            head_bytes=model.head.weight.nbytes,
-            batch_invariant=model.body.batch_invariant,
-            threads=threads.most,
+        self.information = describe_engine(
+            configuration,
+            model,
+            built,
+            threads,
+            drafter,
             max_model_len=self.max_model_len,
-            vocabulary_size=model.vocabulary_size,
-            eos_token_ids=model.eos_token_ids,
-            default_sampling=dict(model.default_sampling),
-            kv_blocks=blocks,
-            kv_tokens=blocks * BLOCK_TOKENS,
-            kv_bytes=blocks * model.body.kv_bytes_per_block(),
-            parameters=model.parameters,
-            process_id=os.getpid(),
-            decisions=_where_decided(configuration),
-            drafts="none" if drafter is None else _who_drafts(configuration, drafter),
-            head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
-            thread_choices=threads.choices,
-            thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
+            blocks=self._scheduler.pool.count,
         )
 
     def _make_plane(self, start_sampler: StartSampler | None) -> DecisionPlane | OwnDecisions:
@@ -452,19 +432,3 @@ def _context_length(configuration: EngineConfiguration, model: LoadedModel) -> i
             f"--max-model-len {wanted} is more than the {most} positions the model knows"
         )
     return wanted or most
-
-
-def _who_drafts(configuration: EngineConfiguration, drafter: Drafter) -> str:
-    least = configuration.draft_tokens if configuration.draft_length == "fixed" else 0
-    count = f"{least} to {configuration.draft_tokens}" if not least else str(least)
-    return f"{drafter.name}, {count} tokens ahead, {configuration.verify} verification"
-
-
-def _where_decided(configuration: EngineConfiguration) -> str:
-    count, threads = configuration.samplers, configuration.sampler_threads
-    each = f", {threads} threads each" if threads > 1 else ""
-    if not count:
-        return f"in the engine's thread{each}"
-    place = {"processes": "processes", "ray": "Ray actors"}
-    beside = f"beside the forward pass by {count} sampler{'s' if count > 1 else ''}"
-    return f"{beside} in {place[configuration.sampler_placement]}{each}"

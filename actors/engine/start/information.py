@@ -1,0 +1,69 @@
+"""What an engine tells of itself: what it has loaded, decided and measured."""
+
+from __future__ import annotations
+
+import os
+
+from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.configuration import EngineConfiguration, EngineInformation
+from lexshard.actors.drafter.protocol import Drafter
+from lexshard.actors.engine.start.accelerator import describe_device
+from lexshard.actors.engine.threads.choice import EngineThreads
+from lexshard.actors.head.build import BuiltHead
+from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.kernels.processor import instructions
+
+
+def describe_engine(
+    configuration: EngineConfiguration,
+    model: LoadedModel,
+    built: BuiltHead,
+    threads: EngineThreads,
+    drafter: Drafter | None,
+    *,
+    max_model_len: int,
+    blocks: int,
+) -> EngineInformation:
+    """Of an engine whose KV cache has ``blocks``, from what it is made of."""
+    return EngineInformation(
+        model=configuration.model,
+        dtype=model.dtype,
+        device=str(model.body.device),
+        accelerator=describe_device(model.body),
+        processor=instructions(),
+        body=model.body.name,
+        head=built.description,
+        head_bytes=model.head.weight.nbytes,
+        batch_invariant=model.body.batch_invariant,
+        threads=threads.most,
+        max_model_len=max_model_len,
+        vocabulary_size=model.vocabulary_size,
+        eos_token_ids=model.eos_token_ids,
+        default_sampling=dict(model.default_sampling),
+        kv_blocks=blocks,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        kv_bytes=blocks * model.body.kv_bytes_per_block(),
+        parameters=model.parameters,
+        process_id=os.getpid(),
+        decisions=_where_decided(configuration),
+        drafts="none" if drafter is None else _who_drafts(configuration, drafter),
+        head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
+        thread_choices=threads.choices,
+        thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
+    )
+
+
+def _who_drafts(configuration: EngineConfiguration, drafter: Drafter) -> str:
+    least = configuration.draft_tokens if configuration.draft_length == "fixed" else 0
+    count = f"{least} to {configuration.draft_tokens}" if not least else str(least)
+    return f"{drafter.name}, {count} tokens ahead, {configuration.verify} verification"
+
+
+def _where_decided(configuration: EngineConfiguration) -> str:
+    count, threads = configuration.samplers, configuration.sampler_threads
+    each = f", {threads} threads each" if threads > 1 else ""
+    if not count:
+        return f"in the engine's thread{each}"
+    place = {"processes": "processes", "ray": "Ray actors"}
+    beside = f"beside the forward pass by {count} sampler{'s' if count > 1 else ''}"
+    return f"{beside} in {place[configuration.sampler_placement]}{each}"
