@@ -122,7 +122,9 @@ def run_engine(
                 if not checked:  # once a rest, for it looks at every block
                     engine.check_idle()
                     checked = True
-            elif start is here:  # nothing computes meanwhile: guesses for the next step can wait
+            elif start is here and not any(event.finish_reason for event in progress.events):
+                # Nothing computes meanwhile: guesses for the next step can wait. With an end, which
+                # may be the last one, goes how the engine is then.
                 speak()
             if not obey(report_seconds if progress.idle else 0.0):
                 return

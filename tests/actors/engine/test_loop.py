@@ -52,8 +52,12 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
             ended = happened.count("told") == 4
             return Commands(stop=True) if ended else None
 
+    how_it_was: list[int] = []
+
     def emit(output: StepOutput) -> None:
         happened.extend("told" for event in output.events for _ in event.token_ids)
+        if output.statistics and any(event.finish_reason for event in output.events):
+            how_it_was.append(output.statistics.running)
 
     run_engine(engine, Source(), emit, report_seconds=0.01)
     engine.check_idle()
@@ -62,6 +66,7 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
         expected = ["plan", "forward", *["plan", "forward", "told"] * 3, "told"]
     else:
         expected = ["plan", "forward", "told"] * 4
+    assert how_it_was == [0]  # sequences run when the last token is told
     assert happened == expected
 
 
