@@ -2,13 +2,14 @@
 
     python -m lexshard.loadtest.scaling --model models/lexshard-demo --dtype bfloat16
 
-Measured: steps of one request with one thread and with two, which tell the part that is shared; a
-product of one row and a large matrix, which tells how fast one thread reads weights; and what it
-takes all threads to meet. The rest is arithmetic and assumption, and says so:
+Measured: steps of one request with one thread and with two; how fast one and two read weights in a
+product of one row, which is what they share, so that the part that is shared follows; and what it
+takes two to meet. The rest is arithmetic and assumption, and says so:
 
-    step(n) = alone + max(shared / n, read by one / min(n, B)) + meetings * n * meeting
+    step(n) = alone + max(shared / n, bytes / (B * rate)) + meetings * n * meeting / 2
 
-where B is how many cores it takes to read as fast as the memory can (``--cores-of-bandwidth``).
+where B is how many cores it takes to read as fast as the memory can (``--cores-of-bandwidth``), as
+if every step read all weights from there.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.kernels import pool
-from lexshard.kernels.linear.cpu import multiply
+from lexshard.kernels.linear.cpu import multiply_in_team
+from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.team.jobs import run, wait_for_all
 from lexshard.loadtest.bench.synthetic.jobs import story_tokens
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 
 CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 PROMPT, TOKENS = 64, 160
-READ = (4096, 1024, 16)  # bfloat16: 128 MiB, more than caches hold
+MOST_READ = 1 << 27  # bytes, more than caches hold
+COLUMNS = 1024  # of what is read
 MEETINGS = 20_000
 MEETINGS_PER_LAYER = 4
 
@@ -48,7 +51,7 @@ MEETINGS_PER_LAYER = 4
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Seconds of a step of one request with one thread and with two and of two threads' meeting,
-    and the bytes that a step reads and one thread reads a second."""
+    and the bytes that a step reads and that one thread and two read a second."""
 
     one: float
     two: float
@@ -56,21 +59,25 @@ class Measured:
     meetings: int  # of a step
     bytes: int
     rate: float
+    rate_of_two: float
+
+    @property
+    def gain(self) -> float:
+        """How much faster two threads here are than one at what they share: reading."""
+        return min(2.0, max(1.01, self.rate_of_two / self.rate))
 
     @property
     def shared(self) -> float:
-        """Seconds of one thread that threads share: what two save, twice, and never more than a
-        step takes."""
-        saved = self.one - self.two + self.meetings * self.meeting
-        return min(self.one, max(0.0, 2 * saved))
+        """Seconds of one thread that threads share, by what two save; never more than a step
+        takes."""
+        saved = max(0.0, self.one - self.two + self.meetings * self.meeting)
+        return min(self.one, saved / (1.0 - 1.0 / self.gain))
 
     def step(self, cores: int, cores_of_bandwidth: float) -> float:
         """The model's seconds of a step."""
-        reading = self.bytes / self.rate / min(cores, cores_of_bandwidth)
+        least = min(self.shared, self.bytes / (cores_of_bandwidth * self.rate))
         meeting = self.meetings * self.meeting * cores / 2 if cores > 1 else 0.0
-        # What is read is read in the shared part, which cannot be faster than that alone.
-        reading = min(reading, self.shared)
-        return self.one - self.shared + max(self.shared / cores, reading) + meeting
+        return self.one - self.shared + max(self.shared / cores, least) + meeting
 
 
 @njit(nogil=True)
@@ -93,12 +100,16 @@ def meeting_seconds() -> float:
     return _fastest(lambda: _meet_often(team, size, MEETINGS)) / MEETINGS
 
 
-def reading_rate() -> float:
-    """Bytes of weights that one thread reads a second in a product with one row."""
-    weight = np.ones(READ, np.uint16)
-    row, out = np.ones((1, READ[1]), np.float32), np.empty((1, READ[0] * READ[2]), np.float32)
-    multiply(row, weight, out, False)
-    return weight.nbytes / _fastest(lambda: multiply(row, weight, out, False))
+def reading_rate(size: int, threads: int) -> float:
+    """Bytes of weights, of ``size`` in all, that so many threads read a second in a product with
+    one row."""
+    pool.set_threads(threads)
+    pool.begin_step(1)
+    panels = max(threads, min(size, MOST_READ) // (2 * COLUMNS * PANEL))
+    weight = np.ones((panels, COLUMNS, PANEL), np.uint16)
+    row, out = np.ones((1, COLUMNS), np.float32), np.empty((1, panels * PANEL), np.float32)
+    multiply_in_team(*pool.team(), row, weight, out)
+    return weight.nbytes / _fastest(lambda: multiply_in_team(*pool.team(), row, weight, out))
 
 
 def _fastest(call: Callable[[], None], turns: int = 7) -> float:
@@ -141,9 +152,9 @@ def measure(model: Path, dtype: DataType) -> Measured:
         with safe_open(each, "np") as weights:
             layers += sum(name.endswith("input_layernorm.weight") for name in weights.keys())  # noqa: SIM118
         size += each.stat().st_size
-    return Measured(
-        one, two, meeting_seconds(), MEETINGS_PER_LAYER * layers + 2, size, reading_rate()
-    )
+    meetings = MEETINGS_PER_LAYER * layers + 2
+    rates = reading_rate(size, 1), reading_rate(size, 2)
+    return Measured(one, two, meeting_seconds(), meetings, size, *rates)
 
 
 def told(measured: Measured, cores_of_bandwidth: float) -> str:
@@ -152,8 +163,8 @@ def told(measured: Measured, cores_of_bandwidth: float) -> str:
         f"measured, on a machine of {os.cpu_count()} cores:",
         f"  a step of one request: {1e3 * measured.one:.2f} ms with one thread, "
         f"{1e3 * measured.two:.2f} ms with two",
-        f"  reading weights: {measured.rate / 1e9:.1f} GB/s with one thread; "
-        f"{measured.bytes / 1e6:,.0f} MB of them",
+        f"  reading weights: {measured.rate / 1e9:.1f} GB/s with one thread, "
+        f"{measured.rate_of_two / 1e9:.1f} with two; {measured.bytes / 1e6:,.0f} MB of them",
         f"  two threads meet in {1e6 * measured.meeting:.2f} us, {measured.meetings} times a step",
         f"  so {100 * (1 - measured.shared / measured.one):.0f}% of a step is in one thread",
         f"modelled, where {cores_of_bandwidth:g} cores read as fast as memory can:",
