@@ -1,5 +1,5 @@
-"""Ranks of a body in processes of their own: the same text from any number of them, whoever is
-lost."""
+"""Ranks of a body in processes of their own: the same text from any number of them, and
+after any is lost."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:
 
 
 def test_a_rank_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it lacks, to whoever starts the engine."""
+    """With what it lacks, to the caller that starts the engine."""
     from lexshard.actors.body.parallel import loading
 
     whole = loading.RankPart

@@ -49,7 +49,7 @@ class Piece:
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Replace the file in one piece: whoever is killed here leaves the old state or the new."""
+    """Replace the file in one piece: a kill leaves the old state or the new."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as stream:
         torch.save(state, stream)

@@ -1,4 +1,4 @@
-"""What the target writes after held-out beginnings that nobody chose, and how its card shows it."""
+"""What the target writes after held-out beginnings taken unchosen, and how its card shows it."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from tests.support.demo_engine import demo_engine
 def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launched(
     launches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU computes the next step while its host tells of the one before; elsewhere nobody waits
-    for what the next step is planned with, guesses for example."""
+    """A GPU computes the next step while its host tells of the one before; elsewhere no
+    client waits for what the next step is planned with, guesses for example."""
     engine = demo_engine()
     monkeypatch.setattr(Steps, "launches", launches)
     happened: list[str] = []
