@@ -24,6 +24,7 @@ while [ -n "$WAITING" ]; do sleep 0.05; done
 case "$*" in *"$FAILING"*) exit 1 ;; esac
 """
 WITHOUT_SERVERS = "here -m pytest --numprocesses 2"
+ALONE = "here -m pytest -m timed"
 WITH_SERVERS = "--ignore=tests/actors --ignore=tests/kernels --ignore=tests/loadtest"
 
 
@@ -56,7 +57,7 @@ def calls_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("script", ["test", "prove"])
-@pytest.mark.parametrize("failing", ["nothing", "--numprocesses 2", WITH_SERVERS])
+@pytest.mark.parametrize("failing", ["nothing", "--numprocesses 2", WITH_SERVERS, "-m timed"])
 def test_every_part_runs_and_any_failure_is_told(script: str, failing: str, tmp_path: Path) -> None:
     status, calls = run(script, failing, tmp_path)
     assert status == (failing != "nothing")
@@ -64,7 +65,10 @@ def test_every_part_runs_and_any_failure_is_told(script: str, failing: str, tmp_
     without = [call for call in calls if call.startswith(WITHOUT_SERVERS)]
     assert (len(with_servers), len(without)) == (1, 1)
     for call in with_servers + without:
-        assert ("-m not slow" in call) == (script == "test")
+        assert "-m not timed" in call
+    assert calls[-1].startswith(ALONE), "what a neighbour would slow has none"
+    for call in (*with_servers, *without, calls[-1]):
+        assert ("and not slow" in call) == (script == "test")
 
 
 @pytest.mark.skipif(

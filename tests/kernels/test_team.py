@@ -131,6 +131,7 @@ def test_a_part_that_fails_is_the_callers_error(team: Team) -> None:
     assert rounds(team, 3) == rounds(team, 3)
 
 
+@pytest.mark.timed
 def test_sleeping_threads_take_nothing_and_wake_up(team: Team) -> None:
     expected = rounds(team, 4)
     time.sleep(0.2)

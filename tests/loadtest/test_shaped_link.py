@@ -37,6 +37,7 @@ async def through(shape: LinkShape, content: bytes, cut: bool = False) -> tuple[
         return time.perf_counter() - started, heard
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("shape", "size", "expected"),
     [
@@ -60,6 +61,7 @@ def test_jitter_changes_no_order() -> None:
     assert heard == content
 
 
+@pytest.mark.timed
 def test_a_cut_link_is_cut_at_once() -> None:
     seconds, heard = asyncio.run(through(LinkShape(1e5), bytes(10_000), cut=True))
     assert seconds < 0.5

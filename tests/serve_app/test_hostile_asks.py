@@ -165,6 +165,7 @@ def resident(server: psutil.Process) -> int:
     return held
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_hostile_asks_are_answered_and_leave_nothing(tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def test_a_phone_has_room_for_all_of_it(chrome: Any, server: Server) -> None:
         assert not page.is_visible("#option-temperature")
 
 
+@pytest.mark.timed
 def test_first_paint_comes_within_half_a_second(chrome: Any, server: Server) -> None:
     times = []
     for _ in range(5):
@@ -314,6 +315,7 @@ def test_first_paint_comes_within_half_a_second(chrome: Any, server: Server) -> 
     assert sorted(times)[2] < 500
 
 
+@pytest.mark.timed
 def test_twenty_thousand_tokens_scroll_smoothly(page: Any) -> None:
     page.evaluate(LONG_REPLY)
     assert page.locator(".reply .t").count() == 20_000

@@ -57,6 +57,7 @@ TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(("path", "body", "parameter"), TOO_LONG, ids=lambda value: str(value)[:40])
 def test_too_long_texts_are_refused_before_they_are_tokenised(
     path: str, body: dict[str, Any], parameter: str, encoded: list[int]

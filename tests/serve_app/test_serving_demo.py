@@ -31,6 +31,7 @@ def server(
         yield running
 
 
+@pytest.mark.timed
 def test_the_first_request_when_ready_is_no_slower_than_the_tenth(server: Server) -> None:
     """Every kernel is compiled and warm: to compile one takes a second and more."""
     wait(lambda: "lexshard is ready" in server.log.read_text(), 30, "the banner")

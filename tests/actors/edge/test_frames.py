@@ -114,6 +114,7 @@ def test_a_frame_that_claims_more_than_the_vocabulary_is_refused() -> None:
         FrameCodec("csqs", SIZE).decode(content)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("bits", [16_000, 520_000])
 def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> None:
     """Be it long enough for that."""
@@ -126,6 +127,7 @@ def test_a_frame_that_claims_half_the_vocabulary_costs_nothing(bits: int) -> Non
     assert time.perf_counter() - started < 1.0
 
 
+@pytest.mark.timed
 def test_a_long_frame_takes_no_longer_than_what_it_says() -> None:
     """64 KiB, of which 255 guesses are read."""
     codec = FrameCodec("same-token", SIZE)

@@ -124,6 +124,7 @@ def test_a_million_distributions_come_back() -> None:
         assert found.counts.tolist() == counts.tolist()
 
 
+@pytest.mark.timed
 def test_coding_32_of_262144_tokens_takes_milliseconds_at_most() -> None:
     """32 tokens there and back: 0.2 ms when it was measured; a busy machine has room."""
     random = np.random.default_rng(1)

@@ -115,6 +115,7 @@ def _steps(
     return np.array(seconds[WARM_UP:]), plane
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_deciding_is_hidden_while_it_is_shorter_than_the_forward_pass(share: float) -> None:
     """A step takes what its forward pass takes: 1.3 and 1.9 of it, if deciding came after it.
@@ -136,6 +137,7 @@ def test_inline_decisions_are_not_called_hidden() -> None:
     assert plane.counters.wait >= plane.counters.busy
 
 
+@pytest.mark.timed
 def test_a_process_with_every_control_on_every_logit_is_hidden() -> None:
     """Real rows of 151,936 logits through shared memory, all controls on."""
     from lexshard.cluster.samplers.process import SamplerProcess

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_what_would_complete_a_phrase_is_banned(
     assert banned.tolist() == sorted(expected)
 
 
+@pytest.mark.timed
 def test_thousands_of_phrases_cost_a_row_no_more_than_a_few() -> None:
     """2,000 phrases of which none fits took a row half a millisecond, at 63 rows of a step 30."""
     phrases = tuple((3, token, token + 1) for token in range(1, 2001))
