@@ -1,13 +1,16 @@
 """Hidden states from GPU to GPU by NCCL, called through cupy.
 
-NCCL refuses two ranks on one device, has no time-out and cannot be interrupted: a `Watchdog` ends
-the process where a broadcast does not complete.
+NCCL refuses two ranks on one device and has no time-out. Where a group ends while a broadcast
+waits for a process that has gone, its communicator is aborted; a `Watchdog` ends the process where
+nobody else notices.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch.distributed import Store
@@ -15,13 +18,33 @@ from torch.distributed import Store
 from lexshard.actors.collective import ROOT
 from lexshard.cluster.collective.watchdog import Watchdog, end_process
 
-# Fills a tensor with the root's, in order of the current stream.
-Broadcast = Callable[[torch.Tensor], None]
+
+class Broadcast(Protocol):
+    """NCCL's, of fp32 tensors."""
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        """Fills the tensor with the root's, in order of the current stream."""
+
+    def abort(self) -> None:
+        """Ends what has been started and waits for others; nothing is broadcast after it."""
+
+
+def own_gpu(device: torch.device) -> str | None:
+    """Which GPU ``device`` is, of all there are anywhere; None where NCCL cannot carry from it: it
+    is none, or there is no cupy."""
+    if device.type != "cuda" or find_spec("cupy") is None:
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def is_each_apart(gpus: Sequence[str | None]) -> bool:
+    """Whether processes on these GPUs (`own_gpu`) can be a group of NCCL."""
+    return None not in gpus and len(set(gpus)) == len(gpus)
 
 
 class NcclLinks:
     """Broadcasts of tensors on ``device``, watched. ``connect`` gives the broadcast
-    (`cupy_broadcast`); it is called here, and once more for nothing, so that no step waits for
+    (`CupyBroadcast`); it is called here, and once more for nothing, so that no step waits for
     what a communicator does first.
     """
 
@@ -44,6 +67,7 @@ class NcclLinks:
         formed.append(True)
         forming.close()
         self._watchdog = Watchdog(seconds, bite)
+        self._last: torch.cuda.Event | None = None  # after what was broadcast last
 
     def broadcast(self, hidden: torch.Tensor) -> None:
         started: list[torch.cuda.Event] = []
@@ -55,22 +79,33 @@ class NcclLinks:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         started.append(event)
+        self._last = event
 
     def close(self) -> None:
+        """Nothing of the group stays in the device's streams. Closing twice is harmless."""
         self._watchdog.close()
+        if self._last is not None and not self._last.query():
+            self._broadcast.abort()
+        self._last = None
 
 
-def cupy_broadcast(store: Store, name: str, rank: int, size: int) -> Broadcast:
-    """NCCL's broadcast through cupy, in a communicator of its own whose identity the root leaves in
-    ``store`` under ``name``. The tensors are fp32; the current stream's order is kept."""
-    from cupy.cuda import nccl  # finds the library that torch has loaded
+class CupyBroadcast:
+    """NCCL's through cupy, in a communicator of its own whose identity the root leaves in ``store``
+    under ``name``."""
 
-    if rank == ROOT:
-        store.set(name, json.dumps(nccl.get_unique_id()))
-    communicator = nccl.NcclCommunicator(size, tuple(json.loads(store.get(name))), rank)
+    def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
+        from cupy.cuda import nccl  # finds the library that torch has loaded
 
-    def broadcast(tensor: torch.Tensor) -> None:
+        if rank == ROOT:
+            store.set(name, json.dumps(nccl.get_unique_id()))
+        identity = tuple(json.loads(store.get(name)))
+        self._communicator = nccl.NcclCommunicator(size, identity, rank)
+        self._float32 = nccl.NCCL_FLOAT32
+
+    def __call__(self, tensor: torch.Tensor) -> None:
         stream = torch.cuda.current_stream(tensor.device).cuda_stream
-        communicator.bcast(tensor.data_ptr(), tensor.numel(), nccl.NCCL_FLOAT32, ROOT, stream)
+        address, count = tensor.data_ptr(), tensor.numel()
+        self._communicator.bcast(address, count, self._float32, ROOT, stream)
 
-    return broadcast
+    def abort(self) -> None:
+        self._communicator.abort()

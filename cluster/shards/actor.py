@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import ray
 
@@ -18,6 +19,14 @@ BESIDE = "beside"
 logger = logging.getLogger("lexshard.shards")
 
 
+class ShardPlace(NamedTuple):
+    """Where a shard is, and on which GPU, if it is on one that NCCL can carry to
+    (`cluster.collective.nccl_links.own_gpu`)."""
+
+    place: Place
+    gpu: str | None
+
+
 class ShardActor:
     """The actor: a spare without a part, until it is given one. `serve` blocks for as long as a
     group lasts."""
@@ -31,14 +40,21 @@ class ShardActor:
 
     def take(self, part: ShardPart) -> None:
         """Becomes the shard of ``part``."""
+        import torch
+
         from lexshard.actors.head.sharded.part import build_shard
 
         self._part = part
+        self._device = torch.device(part.device)
+        if self._device.index is not None:  # where this process sees those of others, too
+            torch.cuda.set_device(self._device)
         self._shard = build_shard(part)
 
-    def ready(self) -> Place:
+    def ready(self) -> ShardPlace:
         """Where it is, once it has its part and serves no group."""
-        return place_in_cluster()
+        from lexshard.cluster.collective.nccl_links import own_gpu
+
+        return ShardPlace(place_in_cluster(), own_gpu(self._device))
 
     @ray.method(concurrency_group=BESIDE)
     def place(self) -> Place:
@@ -55,6 +71,7 @@ class ShardActor:
         part = self._part
         states = SequenceStates(part.owned.vocabulary_size, part.eos_ids, part.largest)
         try:
-            ShardServer(self._shard, part.owned.ids, states, join(plan, rank)).run()
+            group = join(plan, rank, device=self._device)
+            ShardServer(self._shard, part.owned.ids, states, group).run()
         except CollectiveError as error:
             logger.info("group %s has ended: %s", plan.name, error)

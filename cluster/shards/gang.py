@@ -6,21 +6,23 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+import torch
 
 from lexshard.actors.collective import Collective, CollectiveLostError
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sharded.part import ShardPart
-from lexshard.actors.role import Place, RunningRole
+from lexshard.actors.role import RunningRole
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
+from lexshard.cluster.collective.nccl_links import is_each_apart, own_gpu
 from lexshard.cluster.link import PeerLostError
 from lexshard.cluster.roles.actor import answer_of, start_actor
-from lexshard.cluster.shards.actor import BESIDE, ShardActor
+from lexshard.cluster.shards.actor import BESIDE, ShardActor, ShardPlace
 from lexshard.cluster.topology.configured import configured_assignment
 from lexshard.cluster.topology.reservation import Reservation
 
@@ -49,11 +51,14 @@ class ShardGang:
         spares: int = 0,
         reservation: Reservation | None = None,
     ) -> None:
+        if reservation is None:
+            parts = on_devices_apart(parts, torch.cuda.device_count())
         nowhere: list[Mapping[str, Any]] = [{}]
         self._options = list(reservation.shards) if reservation else len(parts) * nowhere
         self._spare_options = list(reservation.spares) if reservation else spares * nowhere
         self._parts = [ray.put(part) for part in parts]  # for later ones, too
-        self._tokens = [len(part.owned.ids) for part in parts]
+        self._said = [(part.device, f"{len(part.owned.ids)} tokens") for part in parts]
+        self._device = torch.device(parts[0].device).type  # the root's is of the same kind
         self._seconds = seconds
         self._host = ray.util.get_node_ip_address()  # where they reach the root
         self._groups = 0
@@ -73,6 +78,8 @@ class ShardGang:
         if self._groups:
             self._replace_the_lost()
         self._groups += 1
+        root = torch.device(self._device)
+        gpus = [own_gpu(root), *(each.gpu for each in self._places)]
         plan = GroupPlan(
             name=f"shards-{os.getpid()}-{self._groups}",
             size=self._size,
@@ -80,16 +87,17 @@ class ShardGang:
             port=self._store.port,
             seconds=self._seconds,
             forming_seconds=max(self._seconds, ANSWER_SECONDS),
+            nccl=is_each_apart(gpus),
         )
         for rank, actor in enumerate(self._actors, 1):
             actor.serve.remote(plan, rank)
-        return join(plan, 0, store=self._store)
+        return join(plan, 0, store=self._store, device=root)
 
     def roles(self) -> list[RunningRole]:
         """The shards but for the root's own."""
         return [
-            RunningRole("shard", rank, place, "cpu", f"{tokens} tokens")
-            for rank, (place, tokens) in enumerate(zip(self._places, self._tokens, strict=True), 1)
+            RunningRole("shard", rank, found.place, *said)
+            for rank, (found, said) in enumerate(zip(self._places, self._said, strict=True), 1)
         ]
 
     def close(self) -> None:
@@ -112,7 +120,7 @@ class ShardGang:
         for rank in lost:
             self._places[rank - 1] = self._place_again(rank, deadline)
 
-    def _place_again(self, rank: int, deadline: float) -> Place:
+    def _place_again(self, rank: int, deadline: float) -> ShardPlace:
         """Where the replacement is, which is replaced itself if it was lost before it began."""
         while True:
             try:
@@ -143,13 +151,22 @@ class ShardGang:
             return False
         return True
 
-    def _place(self, rank: int) -> Place:
+    def _place(self, rank: int) -> ShardPlace:
         try:
-            place: Place = answer_of(self._actors[rank - 1].ready.remote(), START_SECONDS)
+            place: ShardPlace = answer_of(self._actors[rank - 1].ready.remote(), START_SECONDS)
         except (PeerLostError, TimeoutError) as error:
             reason = f"shard {rank} could not be started: {error}"
             raise CollectiveLostError(reason, rank) from error
         return place
+
+
+def on_devices_apart(parts: Sequence[ShardPart], count: int) -> list[ShardPart]:
+    """The parts on the ``count`` GPUs of a machine, each on another as far as there are enough, the
+    root's being the first. Where Ray gives GPUs away, a process sees its own alone."""
+    return [
+        part if part.device == "cpu" else replace(part, device=f"cuda:{rank % count}")
+        for rank, part in enumerate(parts, 1)
+    ]
 
 
 def _start(options: Mapping[str, Any], part: Any = None) -> Any:

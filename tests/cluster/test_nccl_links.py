@@ -1,9 +1,10 @@
-"""Hidden states by NCCL, in the group of one that a single GPU allows, and its refusals."""
+"""Hidden states by NCCL: in the group of one that a single GPU allows, and what is asked of it."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,9 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from lexshard.actors.head.owned_rows import OwnedRows
+from lexshard.actors.head.sharded.part import ShardPart
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
-from lexshard.cluster.collective.nccl_links import NcclLinks, cupy_broadcast
+from lexshard.cluster.collective.nccl_links import (
+    CupyBroadcast,
+    NcclLinks,
+    is_each_apart,
+    own_gpu,
+)
+from lexshard.cluster.shards.gang import on_devices_apart
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 
@@ -24,7 +33,7 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     device = torch.device("cuda", 0)
     bites: list[str] = []
-    connect = partial(cupy_broadcast, store, "one", 0, 1)
+    connect = partial(CupyBroadcast, store, "one", 0, 1)
     links = NcclLinks(connect, device, 10.0, bite=bites.append)
     hidden = torch.randn(16, 4096, device=device)
     before = hidden.clone()
@@ -52,35 +61,87 @@ class FakeNccl(ModuleType):
         self.identity = tuple(range(-64, 64))
         self.made: list[tuple[int, tuple[int, ...], int]] = []
         self.asked: list[tuple[int, ...]] = []
+        self.aborted = threading.Event()
 
     def get_unique_id(self) -> tuple[int, ...]:
         return self.identity
 
     def NcclCommunicator(self, *made: Any) -> Any:  # noqa: N802
         self.made.append(made)
-        return SimpleNamespace(bcast=lambda *asked: self.asked.append(asked))
+        return SimpleNamespace(
+            bcast=lambda *asked: self.asked.append(asked), abort=self.aborted.set
+        )
 
 
-def test_all_ranks_make_a_communicator_of_the_roots_identity_and_broadcast_in_its_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nccl, cuda = FakeNccl(), ModuleType("cupy.cuda")
+def install(nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of cupy's, with a stream of number 11."""
+    cuda = ModuleType("cupy.cuda")
     cuda.nccl = nccl  # type: ignore[attr-defined]
     for name, module in (("cupy", ModuleType("cupy")), ("cupy.cuda", cuda)):
         monkeypatch.setitem(sys.modules, name, module)
     stream = SimpleNamespace(cuda_stream=11)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+
+
+def test_all_ranks_make_a_communicator_of_the_roots_identity_and_broadcast_in_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nccl = FakeNccl()
+    install(nccl, monkeypatch)
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     others = {rank: open_store("127.0.0.1", store.port, 60.0, root=False) for rank in (1, 2)}
     ranks = [
-        threading.Thread(target=cupy_broadcast, args=(own, "three", rank, 3))
+        threading.Thread(target=CupyBroadcast, args=(own, "three", rank, 3))
         for rank, own in others.items()
     ]
     for each in ranks:
         each.start()
     hidden = torch.zeros(2, 4)
-    cupy_broadcast(store, "three", 0, 3)(hidden)
+    CupyBroadcast(store, "three", 0, 3)(hidden)
     for each in ranks:
         each.join(60)
     assert sorted(nccl.made, key=lambda made: made[2]) == [(3, nccl.identity, n) for n in range(3)]
     assert nccl.asked == [(hidden.data_ptr(), 8, nccl.NCCL_FLOAT32, 0, 11)]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_still_waits_when_a_group_ends_is_aborted(
+    done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel would spin in the stream of the next group for good."""
+    nccl = FakeNccl()
+    install(nccl, monkeypatch)
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: done)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "zeros", lambda count, device: torch.ones(count))
+    store = open_store("127.0.0.1", 0, 60.0, root=True)
+    connect = partial(CupyBroadcast, store, "two", 0, 2)
+    links = NcclLinks(connect, torch.device("cuda", 0), 60.0)
+    links.broadcast(torch.ones(3))
+    assert not nccl.aborted.is_set()
+    links.close()
+    links.close()
+    assert nccl.aborted.is_set() != done
+    assert [count for _, count, *_ in nccl.asked] == [1, 3]
+
+
+def test_nccl_carries_where_every_process_has_a_gpu_of_its_own() -> None:
+    assert is_each_apart(["a", "b", "c"])
+    assert not is_each_apart(["a", "b", "a"])
+    assert not is_each_apart(["a", None])
+    assert own_gpu(torch.device("cpu")) is None
+
+
+def test_shards_that_reserve_nothing_share_out_the_gpus_of_the_machine() -> None:
+    """The root has the first; Ray shows all of them to each."""
+
+    def devices(device: str, count: int) -> list[str]:
+        owned = OwnedRows.every(64)
+        part = ShardPart(torch.zeros(64, 8), None, None, 1.0, owned, (), 1, device=device)
+        return [each.device for each in on_devices_apart([part] * 3, count)]
+
+    assert devices("cuda", 4) == ["cuda:1", "cuda:2", "cuda:3"]
+    assert devices("cuda:0", 2) == ["cuda:1", "cuda:0", "cuda:1"]
+    assert devices("cpu", 0) == ["cpu"] * 3
