@@ -1,3 +1,36 @@
-"""The families of models that the fused body computes, alone or on several ranks."""
+"""The families of models that the fused body computes, alone or on several ranks, and their norms.
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+Imported where nothing of an engine's is, so it needs nothing itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *GEMMA)
+
+
+class Norms(NamedTuple):
+    """What checkpoints of a family call the norms of a layer: of what enters the gated MLP, and of
+    what attention and that add to the hidden states, None where these are not normed. ``added`` is
+    added to the weights of every norm before they are multiplied with."""
+
+    mlp: str = "post_attention_layernorm.weight"
+    attended: str | None = None
+    inner: str | None = None
+    added: float = 0.0
+
+
+def norms_of(family: str) -> Norms:
+    """Those of one of `FAMILIES`."""
+    if family not in GEMMA:
+        return Norms()
+    if family == "gemma":
+        return Norms(added=1.0)
+    return Norms(
+        mlp="pre_feedforward_layernorm.weight",
+        attended="post_attention_layernorm.weight",
+        inner="post_feedforward_layernorm.weight",
+        added=1.0,
+    )

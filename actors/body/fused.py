@@ -1,9 +1,9 @@
-"""The fused body of the Llama family: the hot path of small models on a CPU.
+"""The fused body of the Llama family and of Gemma's: the hot path of small models on a CPU.
 
 Same weights and same cache as the general body, one nopython call a step (``kernels.llama``). The
-loader checks it against the general body before it serves. Families: llama, mistral, qwen2, qwen3
-(grouped queries, biases on the fused product, query and key norms, one sliding window for all
-layers).
+loader checks it against the general body before it serves. Families: llama, mistral, qwen2, qwen3,
+gemma, gemma2, gemma3_text (grouped queries, biases on the fused product, query and key norms, norms
+of what is added, soft caps, windows and rotations by layer).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.body.families import FAMILIES
+from lexshard.actors.body.families import FAMILIES, GEMMA, norms_of
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
 from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
-from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
+from lexshard.kernels.llama import GELU, SILU, LlamaShape, LlamaStack, LlamaWeights
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -30,28 +30,34 @@ EMBEDDING = "model.embed_tokens.weight"
 Tensors = Callable[[str], torch.Tensor | None]
 
 
+# What a gate goes through, by transformers' name for it.
+_ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
+
+
 def supports(config: Any) -> bool:
     """Whether the fused body computes what this transformers configuration describes."""
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in FAMILIES or _activation(config) not in _ACTIVATIONS:
         return False
     if getattr(config, "mlp_bias", False) or config.hidden_size % PANEL:
         return False
-    if config.intermediate_size % PANEL:
-        return False
-    windowed = set(getattr(config, "layer_types", None) or ())
-    if len(windowed) > 1:
+    if config.intermediate_size % PANEL or getattr(config, "use_bidirectional_attention", False):
         return False
     biased = getattr(config, "attention_bias", False)
-    return not (config.model_type in ("llama", "qwen3") and biased)
+    return not (config.model_type in ("llama", "qwen3", *GEMMA) and biased)
 
 
-def plan_of(model: Any, arithmetic: Arithmetic) -> FusedPlan:
-    """Of a transformers causal language model that ``supports`` admits."""
-    config, decoder = model.config, model.base_model
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def plan_of(model: Any, arithmetic: Arithmetic, config: Any = None) -> FusedPlan:
+    """Of a transformers causal language model that ``supports`` admits. Where that has the first
+    layers alone, and layers of every kind among them, ``config`` is of the whole."""
+    config, decoder = config or model.config, model.base_model
     attention = decoder.layers[0].self_attn
-    rotary = decoder.rotary_emb
+    family = config.model_type
     shape = LlamaShape(
-        layers=len(decoder.layers),
+        layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
         heads=config.num_attention_heads,
@@ -59,21 +65,43 @@ def plan_of(model: Any, arithmetic: Arithmetic) -> FusedPlan:
         head_dim=attention.head_dim,
         epsilon=config.rms_norm_eps,
         scale=float(attention.scaling),
-        window=_window(config),
+        softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        activation=_ACTIVATIONS[_activation(config)],
+        embedding_scale=_embedding_scale(decoder, family),
     )
-    rotation = RotaryAngles(
-        tuple(rotary.inv_freq.float().tolist()), float(rotary.attention_scaling)
+    kinds = getattr(config, "layer_types", None) or [""] * shape.layers
+    rotary, names = decoder.rotary_emb, sorted(set(kinds))
+    own = [name for name in names if hasattr(rotary, f"{name}_inv_freq")]  # one for each kind
+    return FusedPlan(
+        family,
+        shape,
+        tuple(_rotation(rotary, f"{name}_") for name in own) or (_rotation(rotary, ""),),
+        tuple(own.index(kind) if own else 0 for kind in kinds),
+        tuple(_window(config, kind) for kind in kinds),
+        config.max_position_embeddings,
+        arithmetic,
     )
-    return FusedPlan(shape, rotation, config.max_position_embeddings, arithmetic)
 
 
-def _window(config: Any) -> int:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if kinds and "sliding_attention" not in kinds:
-        return 0
-    if not kinds and not getattr(config, "use_sliding_window", config.model_type == "mistral"):
-        return 0
-    return int(getattr(config, "sliding_window", None) or 0)
+def _rotation(rotary: Any, kind: str) -> RotaryAngles:
+    frequencies = getattr(rotary, f"{kind}inv_freq").float().tolist()
+    return RotaryAngles(tuple(frequencies), float(getattr(rotary, f"{kind}attention_scaling")))
+
+
+def _window(config: Any, kind: str) -> int:
+    """How many tokens a layer of a kind looks back, 0: all."""
+    slides = getattr(config, "use_sliding_window", config.model_type == "mistral")
+    if kind == "sliding_attention" or (not kind and slides):
+        return int(getattr(config, "sliding_window", None) or 0)
+    return 0
+
+
+def _embedding_scale(decoder: Any, family: str) -> float:
+    """What embeddings are multiplied by."""
+    if family not in GEMMA:
+        return 1.0
+    embedding = decoder.embed_tokens
+    return float(embedding.embed_scale.to(embedding.weight.dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +124,28 @@ class RotaryAngles:
 class FusedPlan:
     """What a fused body is beside its weights.
 
-    ``arithmetic`` is what activations are rounded to before they are multiplied; bfloat16 needs
-    weights that are.
+    Layers have their rotation and their window, 0: none, by number. ``arithmetic`` is what
+    activations are rounded to before they are multiplied; bfloat16 needs weights that are.
     """
 
+    family: str
     shape: LlamaShape
-    rotation: RotaryAngles
+    rotations: tuple[RotaryAngles, ...]
+    rotation_of: tuple[int, ...]  # [L] which of them
+    windows: tuple[int, ...]  # [L]
     max_positions: int
     arithmetic: Arithmetic
+
+    def by_layer(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The fields of `LlamaWeights` that are no weights."""
+        tables = [each.tables(self.max_positions) for each in self.rotations]
+        cosine, sine = (np.stack(each) for each in zip(*tables, strict=True))
+        return {
+            "cosine": cosine,
+            "sine": sine,
+            "tables": np.array(self.rotation_of, np.int64),
+            "windows": np.array(self.windows, np.int64),
+        }
 
 
 class _Stacks:
@@ -127,6 +169,10 @@ class _Stacks:
             out[layer] = panels
         assert out is not None, "a model has layers"
         return out
+
+    def norm(self, name: str | None, added: float) -> np.ndarray[Any, Any]:
+        """Those of ``name``, with ``added``; of size 0 where the family has none."""
+        return self.plain(name or "none") + np.float32(added)
 
     def plain(self, *names: str) -> np.ndarray[Any, Any]:
         """Those of ``names`` after each other in float32; of size 0 where the family has none."""
@@ -191,20 +237,22 @@ class FusedBody:
         stacks = _Stacks(shape.layers, plan.arithmetic, tensor)
         attention, mlp = "self_attn.{}_proj", "mlp.{}_proj"
         projections = [attention.format(name) for name in "qkv"]
-        cosine, sine = plan.rotation.tables(plan.max_positions)
+        norms = norms_of(plan.family)
+        added = norms.added
         weights = LlamaWeights(
-            attention_norm=stacks.plain("input_layernorm.weight"),
+            attention_norm=stacks.norm("input_layernorm.weight", added),
             qkv=stacks.packed(*(f"{name}.weight" for name in projections)),
             qkv_bias=stacks.plain(*(f"{name}.bias" for name in projections)),
-            query_norm=stacks.plain("self_attn.q_norm.weight"),
-            key_norm=stacks.plain("self_attn.k_norm.weight"),
+            query_norm=stacks.norm("self_attn.q_norm.weight", added),
+            key_norm=stacks.norm("self_attn.k_norm.weight", added),
             attention_output=stacks.packed(f"{attention.format('o')}.weight"),
-            mlp_norm=stacks.plain("post_attention_layernorm.weight"),
+            attended_norm=stacks.norm(norms.attended, added),
+            mlp_norm=stacks.norm(norms.mlp, added),
             gate_up=stacks.packed(f"{mlp.format('gate')}.weight", f"{mlp.format('up')}.weight"),
             down=stacks.packed(f"{mlp.format('down')}.weight"),
-            final_norm=_there("model.norm.weight", tensor).float().numpy(),
-            cosine=cosine,
-            sine=sine,
+            inner_norm=stacks.norm(norms.inner, added),
+            final_norm=_there("model.norm.weight", tensor).float().numpy() + np.float32(added),
+            **plan.by_layer(),
         )
         table = _there(EMBEDDING, tensor).contiguous()
         if fits_bfloat16(table):
@@ -277,8 +325,10 @@ class FusedBody:
         return torch.from_numpy(out)
 
     def embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Fresh float32 rows ``[T, d]``; bfloat16 bits are widened as they are gathered."""
+        """Fresh float32 rows ``[T, d]``, scaled; bfloat16 bits are widened as they are gathered."""
         rows = self._embedding.take(token_ids, axis=0)
         if rows.dtype == np.uint16:
-            return np.left_shift(rows, 16, dtype=np.uint32).view(np.float32)
+            rows = np.left_shift(rows, 16, dtype=np.uint32).view(np.float32)
+        if self._shape.embedding_scale != 1.0:
+            rows *= np.float32(self._shape.embedding_scale)
         return rows

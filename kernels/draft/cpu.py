@@ -31,13 +31,14 @@ NO_ROUTER = Router(
 
 
 @njit(nogil=True, cache=True)
-def _embed(embedding, shift, tokens, out):  # type: ignore[no-untyped-def]
-    """The embeddings ``out [T, >= d]`` of tokens; bfloat16 bits are widened."""
+def _embed(embedding, shift, scale, tokens, out):  # type: ignore[no-untyped-def]
+    """The scaled embeddings ``out [T, >= d]`` of tokens; bfloat16 bits are widened."""
     bits = out.view(np.uint32)
     for row in range(tokens.size):
         token = tokens[row]
         for j in range(embedding.shape[1]):
             bits[row, j] = np.uint32(embedding[token, j]) << np.uint32(shift)
+            out[row, j] *= np.float32(scale)
 
 
 @njit(nogil=True, cache=True)
@@ -134,11 +135,11 @@ def _draw_routed(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _route(embedding, shift, tokens, before, router, scores):  # type: ignore[no-untyped-def]
+def _route(embedding, shift, scale, tokens, before, router, scores):  # type: ignore[no-untyped-def]
     """``scores [A, >= M]`` for the tokens put in [A] and the states before them [A, d]."""
     width = before.shape[1]
     features = np.empty((tokens.size, 2 * width), np.float32)
-    _embed(embedding, shift, tokens, features)
+    _embed(embedding, shift, scale, tokens, features)
     for row in range(tokens.size):
         for j in range(width):
             features[row, width + j] = before[row, j]
@@ -162,24 +163,30 @@ def _draft(  # type: ignore[no-untyped-def]
     before,
     embedding,
     embedding_shift,
+    embedding_scale,
     attention_norm,
     qkv,
     qkv_bias,
     query_norm,
     key_norm,
     attention_output,
+    attended_norm,
     mlp_norm,
     gate_up,
     down,
+    inner_norm,
     final_norm,
     cosine,
     sine,
+    tables,
+    windows,
     heads,
     kv_heads,
     head_dim,
     epsilon,
     scale,
-    window,
+    softcap,
+    activation,
     key_cache,
     value_cache,
     panels,
@@ -208,7 +215,7 @@ def _draft(  # type: ignore[no-untyped-def]
         block_tables,
         most,
         embedding.shape[0],
-        cosine.shape[0],
+        cosine.shape[1],
         key_cache.shape[1],
     )
     if fault >= 0:
@@ -241,7 +248,7 @@ def _draft(  # type: ignore[no-untyped-def]
     step = 0
     while True:
         hidden = np.empty((tokens.size, width), np.float32)
-        _embed(embedding, embedding_shift, tokens, hidden)
+        _embed(embedding, embedding_shift, embedding_scale, tokens, hidden)
         slots = np.empty(tokens.size, np.int64)
         _find_slots(positions, owners, block_tables, slots)
         out = np.empty((output_rows.size, width), np.float32)
@@ -260,18 +267,23 @@ def _draft(  # type: ignore[no-untyped-def]
             query_norm,
             key_norm,
             attention_output,
+            attended_norm,
             mlp_norm,
             gate_up,
             down,
+            inner_norm,
             final_norm,
             cosine,
             sine,
+            tables,
+            windows,
             heads,
             kv_heads,
             head_dim,
             epsilon,
             scale,
-            window,
+            softcap,
+            activation,
             key_cache,
             value_cache,
             out,
@@ -300,7 +312,8 @@ def _draft(  # type: ignore[no-untyped-def]
                     own_before[row, j] = (
                         states[sequence, step - 1, j] if step > 0 else before[sequence, j]
                     )
-            _route(embedding, embedding_shift, last[:count], own_before, router, scores)
+            own = last[:count]
+            _route(embedding, embedding_shift, embedding_scale, own, own_before, router, scores)
             for row in range(count):
                 choose_clusters(scores[row], budgets[min(step, budgets.size - 1)], always, chosen)
                 _draw_routed(
@@ -360,6 +373,7 @@ def draft(stack: LlamaStack, head: DraftHead, pending: PendingTokens) -> Drafted
         pending.state_before.copy() if routed else pending.state_before[:0],
         embedding,
         shift,
+        float(stack.shape.embedding_scale),
         *stack.weights,
         *stack.shape.constants,
         stack.key_cache,

@@ -1,4 +1,4 @@
-"""Exponential and SiLU in float32 as plain arithmetic, so that loops over them become vectors.
+"""Exponential, SiLU and GELU in float32 as plain arithmetic: loops over them become vectors.
 
 numba calls the C library once per element (about 10 ns); these inline into the caller's loop.
 """
@@ -17,6 +17,8 @@ _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
 _SMALLEST = np.float32(-87.0)
 _LARGEST = np.float32(88.0)
+_GELU_SLOPE = np.float32(1.5957691216057308)  # 2 sqrt(2 / pi)
+_GELU_CUBE = np.float32(0.07135481282614032)  # and 0.044715 of it
 
 
 @intrinsic
@@ -53,3 +55,10 @@ def exponential(x: np.float32) -> np.float32:
 def silu(x: np.float32) -> np.float32:
     """``x / (1 + exp(-x))`` in float32."""
     return x / (np.float32(1.0) + exponential(-x))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def gelu(x: np.float32) -> np.float32:
+    """``x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in float32, the tanh as an exponential:
+    what transformers calls gelu_pytorch_tanh."""
+    return x / (np.float32(1.0) + exponential(-x * (_GELU_SLOPE + _GELU_CUBE * (x * x))))

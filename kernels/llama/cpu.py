@@ -21,6 +21,7 @@ from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama.parts import (
     ROWS_TOGETHER,
+    add_normalized,
     gate_inner,
     normalize,
     own_lines,
@@ -91,23 +92,29 @@ def _part(
     query_norm: Array,
     key_norm: Array,
     attention_output: Array,
+    attended_norm: Array,
     mlp_norm: Array,
     gate_up: Array,
     down: Array,
+    inner_norm: Array,
     final_norm: Array,
     cosine: Array,
     sine: Array,
+    tables: Array,
+    windows: Array,
     heads: int,
     kv_heads: int,
     head_dim: int,
     epsilon: float,
     scale: float,
-    window: int,
+    softcap: float,
+    activation: int,
     key_cache: Array,
     value_cache: Array,
     packed: Array,
     query: Array,
     attended: Array,
+    branch: Array,
     gates: Array,
     inner: Array,
     last_hidden: Array,
@@ -129,7 +136,7 @@ def _part(
         high = _first_row(rank + 1, size, row_sequence, positions)
     room = rank * together if by_rows else 0
     packed, gates = packed[room : room + together], gates[room : room + together]
-    inner = inner[room : room + together]
+    inner, branch = inner[room : room + together], branch[room : room + together]
     first_head, last_head = _share(kv_heads, part, parts)
     # Where heads can be shared out, a thread makes the queries, keys and values of its own, and
     # does not wait for the others' before it attends.
@@ -138,13 +145,15 @@ def _part(
     first_qkv, last_qkv = _share(qkv.shape[1], part, parts)
     joined = 1 if by_heads else meeting
     first, last = _share(panels, part, parts)
+    columns = (first * PANEL, last * PANEL)
     first_gate, last_gate = _share(gate_panels, part, parts)
+    up = gate_panels * PANEL  # column of the up projection
     normed = np.empty((together, width), dtype=np.float32)
     key = np.empty((together, kv_heads, head_dim), dtype=np.float32)
     value = np.empty((together, kv_heads, head_dim), dtype=np.float32)
     no_norm = np.empty(0, dtype=np.float32)
     for layer in range(qkv.shape[0]):
-        bias = qkv_bias[layer]
+        bias, table = qkv_bias[layer], tables[layer]
         for start in range(low, high, ROWS_TOGETHER):
             stop = min(start + ROWS_TOGETHER, high)
             count = stop - start
@@ -164,8 +173,8 @@ def _part(
             split_heads(packed, begin, bias, key_norm[layer], epsilon, first_head, last_head, keys)
             begin += kv_heads * head_dim
             split_heads(packed, begin, bias, no_norm, epsilon, first_head, last_head, values)
-            rotate(own, at, cosine, sine, asked[0], asked[1])
-            rotate(keys, at, cosine, sine, first_head, last_head)
+            rotate(own, at, cosine[table], sine[table], asked[0], asked[1])
+            rotate(keys, at, cosine[table], sine[table], first_head, last_head)
             write_cache_rows(
                 keys,
                 values,
@@ -200,8 +209,8 @@ def _part(
             row_sequence[low:high],
             positions[low:high],
             scale,
-            window,
-            0.0,
+            windows[layer],
+            softcap,
             own_heads[0],
             own_heads[1],
             own_heads[2],
@@ -215,7 +224,13 @@ def _part(
             own_hidden = hidden[start:stop]
             own_attended = attended[start:stop].reshape(count, heads * head_dim)
             x = operand(own_attended, attention_output, attention_output.shape[2])
-            multiply_panels(x, attention_output[layer], own_hidden, True, first, last)
+            if attended_norm.shape[1] > 0:
+                multiply_panels(x, attention_output[layer], branch, False, first, last)
+                wait_for_all(team, meeting)
+                own = attended_norm[layer]
+                add_normalized(branch, own, epsilon, columns[0], columns[1], own_hidden)
+            else:
+                multiply_panels(x, attention_output[layer], own_hidden, True, first, last)
             wait_for_all(team, meeting)
             normalize(own_hidden, mlp_norm[layer], epsilon, normed)
             x = operand(normed[:count], gate_up, gate_up.shape[2])
@@ -224,10 +239,16 @@ def _part(
                 x, gate_up[layer], gates, False, gate_panels + first_gate, gate_panels + last_gate
             )
             own_inner = inner[:count]
-            gate_inner(gates, gate_panels * PANEL, first_gate * PANEL, last_gate * PANEL, own_inner)
+            gate_inner(gates, up, activation, first_gate * PANEL, last_gate * PANEL, own_inner)
             wait_for_all(team, meeting)
             x = operand(own_inner, down, down.shape[2])
-            multiply_panels(x, down[layer], own_hidden, True, first, last)
+            if inner_norm.shape[1] > 0:
+                multiply_panels(x, down[layer], branch, False, first, last)
+                wait_for_all(team, meeting)
+                own = inner_norm[layer]
+                add_normalized(branch, own, epsilon, columns[0], columns[1], own_hidden)
+            else:
+                multiply_panels(x, down[layer], own_hidden, True, first, last)
             wait_for_all(team, meeting)
     if not by_rows:
         low, high = _share(output_rows.shape[0], rank, size)
@@ -250,18 +271,23 @@ def forward(
     query_norm: Array,
     key_norm: Array,
     attention_output: Array,
+    attended_norm: Array,
     mlp_norm: Array,
     gate_up: Array,
     down: Array,
+    inner_norm: Array,
     final_norm: Array,
     cosine: Array,
     sine: Array,
+    tables: Array,
+    windows: Array,
     heads: int,
     kv_heads: int,
     head_dim: int,
     epsilon: float,
     scale: float,
-    window: int,
+    softcap: float,
+    activation: int,
     key_cache: Array,
     value_cache: Array,
     out: Array,
@@ -280,6 +306,7 @@ def forward(
     packed = own_lines(together, qkv.shape[1] * PANEL)
     query = own_lines(rows, heads * head_dim).reshape(rows, heads, head_dim)
     attended = own_lines(rows, heads * head_dim).reshape(rows, heads, head_dim)
+    branch = own_lines(together, width if attended_norm.shape[1] + inner_norm.shape[1] > 0 else 0)
     gates = own_lines(together, gate_width)
     inner = own_lines(together, gate_width // 2)
     states = own_lines(rows, width)
@@ -306,23 +333,29 @@ def forward(
             query_norm,
             key_norm,
             attention_output,
+            attended_norm,
             mlp_norm,
             gate_up,
             down,
+            inner_norm,
             final_norm,
             cosine,
             sine,
+            tables,
+            windows,
             heads,
             kv_heads,
             head_dim,
             epsilon,
             scale,
-            window,
+            softcap,
+            activation,
             key_cache,
             value_cache,
             packed,
             query,
             attended,
+            branch,
             gates,
             inner,
             last_hidden,

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from lexshard.kernels.exponential.single_precision import silu
+from lexshard.kernels.exponential.single_precision import gelu, silu
+from lexshard.kernels.llama import GELU
 from lexshard.kernels.ordered_sums import squares
 
 Array = npt.NDArray[Any]
@@ -31,6 +32,17 @@ def normalize(x: Array, weight: Array, epsilon: float, out: Array) -> None:
         factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
         for j in range(x.shape[1]):
             out[t, j] = weight[j] * (x[t, j] * factor)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_normalized(
+    x: Array, weight: Array, epsilon: float, first: int, last: int, out: Array
+) -> None:
+    """RMSNorm of every row of ``x``, added to the columns ``first`` to ``last - 1`` of ``out``."""
+    for t in range(out.shape[0]):
+        factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
+        for j in range(first, last):
+            out[t, j] += weight[j] * (x[t, j] * factor)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -76,12 +88,18 @@ def rotate(x: Array, positions: Array, cosine: Array, sine: Array, low: int, hig
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def gate_inner(gate_up: Array, gate_width: int, first: int, last: int, out: Array) -> None:
-    """``out = silu(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection starts
-    at column ``gate_width``."""
+def gate_inner(
+    gate_up: Array, gate_width: int, activation: int, first: int, last: int, out: Array
+) -> None:
+    """``out = activation(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection
+    starts at column ``gate_width``."""
     for t in range(out.shape[0]):
-        for j in range(first, last):
-            out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
+        if activation == GELU:
+            for j in range(first, last):
+                out[t, j] = gelu(gate_up[t, j]) * gate_up[t, gate_width + j]
+        else:
+            for j in range(first, last):
+                out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
 
 
 @njit(nogil=True, cache=True)

@@ -14,7 +14,7 @@ from lexshard.kernels.attention import BLOCK_SIZE
 from lexshard.kernels.attention import reference as attention
 from lexshard.kernels.linear import PackedWeight, unpack
 from lexshard.kernels.linear.reference import rounded
-from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.llama import GELU, LlamaStack
 
 Array = npt.NDArray[Any]
 
@@ -24,7 +24,7 @@ def embed(stack: LlamaStack, token_ids: Sequence[int]) -> Array:
     rows = stack.embedding[np.asarray(token_ids, np.int64)]
     if rows.dtype == np.uint16:
         rows = (rows.astype(np.uint32) << 16).view(np.float32)
-    return rows.astype(np.float64)
+    return rows.astype(np.float64) * np.float32(stack.shape.embedding_scale)
 
 
 def forward(
@@ -50,14 +50,18 @@ def forward(
         if weights.query_norm.shape[1]:
             query = _normalized(query, weights.query_norm[layer], shape.epsilon)
             key = _normalized(key, weights.key_norm[layer], shape.epsilon)
-        query, key = _rotated(query, stack, positions), _rotated(key, stack, positions)
+        query = _rotated(query, stack, layer, positions)
+        key = _rotated(key, stack, layer, positions)
         attended = _attended(stack, layer, table, positions, query, key, value)
-        hidden = hidden + _product(attended, weights.attention_output[layer], shape.hidden, rounds)
+        added = _product(attended, weights.attention_output[layer], shape.hidden, rounds)
+        hidden = hidden + _perhaps_normalized(added, weights.attended_norm[layer], shape.epsilon)
         normed = _normalized(hidden, weights.mlp_norm[layer], shape.epsilon)
         gate_up = _product(normed, weights.gate_up[layer], 2 * shape.intermediate, rounds)
         gate, up = np.split(gate_up, 2, axis=1)
-        inner = gate / (1 + np.exp(-gate)) * up
-        hidden = hidden + _product(inner, weights.down[layer], shape.hidden, rounds)
+        added = _product(
+            _gated(gate, shape.activation) * up, weights.down[layer], shape.hidden, rounds
+        )
+        hidden = hidden + _perhaps_normalized(added, weights.inner_norm[layer], shape.epsilon)
     return _normalized(hidden, weights.final_norm, shape.epsilon)
 
 
@@ -73,10 +77,22 @@ def _normalized(x: Array, weight: Array, epsilon: float) -> Array:
     return np.asarray(weight * x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon))
 
 
-def _rotated(x: Array, stack: LlamaStack, positions: Array) -> Array:
+def _perhaps_normalized(x: Array, weight: Array, epsilon: float) -> Array:
+    return _normalized(x, weight, epsilon) if weight.size else x
+
+
+def _gated(gate: Array, activation: int) -> Array:
+    if activation == GELU:
+        bent = np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))
+        return np.asarray(gate / 2 * (1 + bent))
+    return np.asarray(gate / (1 + np.exp(-gate)))
+
+
+def _rotated(x: Array, stack: LlamaStack, layer: int, positions: Array) -> Array:
     """Rotary embedding of ``x [T, heads, D]``, halves of each head paired."""
-    cosine = stack.weights.cosine[positions][:, None]
-    sine = stack.weights.sine[positions][:, None]
+    table = stack.weights.tables[layer]
+    cosine = stack.weights.cosine[table, positions][:, None]
+    sine = stack.weights.sine[table, positions][:, None]
     low, high = np.split(x, 2, axis=2)
     return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
 
@@ -106,8 +122,8 @@ def _attended(
         torch.zeros(len(asked), dtype=torch.int32),
         torch.from_numpy(positions),
         stack.shape.scale,
-        stack.shape.window,
-        0.0,
+        int(stack.weights.windows[layer]),
+        stack.shape.softcap,
         out,
     )
     return out.reshape(len(asked), -1).numpy()

@@ -54,12 +54,16 @@ class RankWeights(NamedTuple):
     query_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
     key_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
     attention_output: npt.NDArray[Any]  # [L, leaves, panels, columns of a leaf, 16]
+    attended_norm: npt.NDArray[Any]  # [L, d] or [L, 0]
     mlp_norm: npt.NDArray[Any]  # [L, d]
     gate_up: npt.NDArray[Any]  # [L, panels, d, 16]
     down: npt.NDArray[Any]  # [L, leaves, panels, columns of a leaf, 16]
+    inner_norm: npt.NDArray[Any]  # [L, d] or [L, 0]
     final_norm: npt.NDArray[Any]  # [d]
-    cosine: npt.NDArray[Any]  # [max positions, D / 2]
-    sine: npt.NDArray[Any]  # [max positions, D / 2]
+    cosine: npt.NDArray[Any]  # [tables, max positions, D / 2]
+    sine: npt.NDArray[Any]  # [tables, max positions, D / 2]
+    tables: npt.NDArray[np.int64]  # [L]
+    windows: npt.NDArray[np.int64]  # [L]
 
 
 def words_of_board(ranks: int) -> int:

@@ -13,7 +13,13 @@ from lexshard.kernels.copies import copy_into
 from lexshard.kernels.linear.cpu import multiply_panels
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
-from lexshard.kernels.llama.parts import gate_inner, normalize, rotate, split_heads
+from lexshard.kernels.llama.parts import (
+    add_normalized,
+    gate_inner,
+    normalize,
+    rotate,
+    split_heads,
+)
 from lexshard.kernels.parallel import ROWS_AT_ONCE
 from lexshard.kernels.parallel.exchange import add_up
 
@@ -44,11 +50,15 @@ def subtree(x: Array, weight: Array, columns: Array, sums: Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _add_sums(exchange: Any, sums: Array, hidden: Array) -> bool:
-    """``hidden [T, d]`` grows by what all ranks have in ``sums[0, :T]``; whether all took part."""
+def _add_sums(exchange: Any, sums: Array, norm: Array, epsilon: float, hidden: Array) -> bool:
+    """``hidden [T, d]`` grows by what all ranks have in ``sums[0, :T]``, normed where there is a
+    ``norm``; whether all took part."""
     rows = hidden.shape[0]
     if not add_up(exchange, sums[0, :rows].reshape(rows * hidden.shape[1])):
         return False
+    if norm.shape[0] > 0:
+        add_normalized(sums[0], norm, epsilon, _ZERO, np.int64(hidden.shape[1]), hidden)
+        return True
     for row in range(rows):
         for j in range(hidden.shape[1]):
             hidden[row, j] += sums[0, row, j]
@@ -70,19 +80,24 @@ def forward(
     query_norm: Array,
     key_norm: Array,
     attention_output: Array,
+    attended_norm: Array,
     mlp_norm: Array,
     gate_up: Array,
     down: Array,
+    inner_norm: Array,
     final_norm: Array,
     cosine: Array,
     sine: Array,
+    tables: Array,
+    windows: Array,
     intermediate: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
     epsilon: float,
     scale: float,
-    window: int,
+    softcap: float,
+    activation: int,
     key_cache: Array,
     value_cache: Array,
     out: Array,
@@ -111,13 +126,14 @@ def forward(
     attended_columns = heads * head_dim // attention_output.shape[1]
     attended_leaf = np.empty((together, attended_columns), np.float32)
     inner_leaf = np.empty((together, intermediate // down.shape[1]), np.float32)
+    up = gate_panels * PANEL  # column of the up projection
     no_norm = np.empty(0, np.float32)
     for start in range(0, rows, ROWS_AT_ONCE):
         own = hidden[start : min(start + ROWS_AT_ONCE, rows)]
         if not add_up(exchange, own.reshape(own.shape[0] * width)):
             return False
     for layer in range(qkv.shape[0]):
-        bias = qkv_bias[layer]
+        bias, table = qkv_bias[layer], tables[layer]
         for start in range(0, rows, ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, rows)
             count = stop - start
@@ -130,8 +146,8 @@ def forward(
             split_heads(packed, begin, bias, key_norm[layer], epsilon, 0, kv_heads, keys)
             begin += kv_heads * head_dim
             split_heads(packed, begin, bias, no_norm, epsilon, 0, kv_heads, values)
-            rotate(own_query, at, cosine, sine, 0, heads)
-            rotate(keys, at, cosine, sine, 0, kv_heads)
+            rotate(own_query, at, cosine[table], sine[table], 0, heads)
+            rotate(keys, at, cosine[table], sine[table], 0, kv_heads)
             own_slots = slots[start:stop]
             write_cache_rows(
                 keys, values, own_slots, 0, kv_heads, key_cache[layer], value_cache[layer]
@@ -154,8 +170,8 @@ def forward(
             row_sequence,
             positions,
             scale,
-            window,
-            0.0,
+            windows[layer],
+            softcap,
             0,
             kv_heads,
             0,
@@ -168,14 +184,14 @@ def forward(
             own = hidden[start:stop]
             seen = attended[start:stop].reshape(count, heads * head_dim)
             subtree(seen, attention_output[layer], attended_leaf, sums)
-            if not _add_sums(exchange, sums, own):
+            if not _add_sums(exchange, sums, attended_norm[layer], epsilon, own):
                 return False
             normalize(own, mlp_norm[layer], epsilon, normed)
             x = operand(normed[:count], gate_up, gate_up.shape[2])
             multiply_panels(x, gate_up[layer], gates, False, _ZERO, 2 * gate_panels)
-            gate_inner(gates, gate_panels * PANEL, 0, gate_panels * PANEL, inner[:count])
+            gate_inner(gates, up, activation, _ZERO, up, inner[:count])
             subtree(inner[:count], down[layer], inner_leaf, sums)
-            if not _add_sums(exchange, sums, own):
+            if not _add_sums(exchange, sums, inner_norm[layer], epsilon, own):
                 return False
     normalize(hidden, final_norm, epsilon, out)
     return True

@@ -20,8 +20,10 @@ ARITHMETIC = pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
 
 def stack_of(seed: int, arithmetic: Arithmetic) -> LlamaStack:
     random = np.random.default_rng(seed)
-    extras, window = seed % 2 == 1, 20 if seed > 1 else 0
-    return random_stack(random, half=True, window=window, extras=extras, arithmetic=arithmetic)
+    extras, window, gemma = seed % 2 == 1, 20 if seed > 1 else 0, seed > 3
+    return random_stack(
+        random, half=True, window=window, extras=extras, gemma=gemma, arithmetic=arithmetic
+    )
 
 
 def forward(stack: LlamaStack, start: int, stop: int) -> np.ndarray:
@@ -45,7 +47,7 @@ def forward(stack: LlamaStack, start: int, stop: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("arithmetic", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
 def test_agrees_with_the_reference(seed: int, arithmetic: Arithmetic, limit: float) -> None:
     """Of bfloat16 a value between two may go either way, and then others do; on the whole they are
@@ -58,9 +60,10 @@ def test_agrees_with_the_reference(seed: int, arithmetic: Arithmetic, limit: flo
 
 
 @ARITHMETIC
-def test_a_row_has_the_same_bits_in_chunks_of_any_size(arithmetic: Arithmetic) -> None:
-    whole = forward(stack_of(1, arithmetic), 0, len(TOKENS))
-    stack, done = stack_of(1, arithmetic), 0
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_row_has_the_same_bits_in_chunks_of_any_size(seed: int, arithmetic: Arithmetic) -> None:
+    whole = forward(stack_of(seed, arithmetic), 0, len(TOKENS))
+    stack, done = stack_of(seed, arithmetic), 0
     for size in (1, 50, 2, 49, 3, 12):
         stop = min(done + size, len(TOKENS))
         np.testing.assert_array_equal(forward(stack, done, stop), whole[done:stop])
@@ -75,14 +78,17 @@ def test_bfloat16_rounds_what_is_multiplied_and_nothing_more() -> None:
 
 
 @ARITHMETIC
-def test_a_row_has_the_same_bits_by_any_number_of_threads(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_row_has_the_same_bits_by_any_number_of_threads(
+    seed: int, arithmetic: Arithmetic
+) -> None:
     """Few rows are shared by panels and heads, many by rows; some threads have nothing to do."""
     sizes = (1, 4, 40, 2, 70)
     expected: list[np.ndarray] = []
     try:
         for threads in (1, 2, 3, 4, 7):
             pool.set_threads(threads)
-            stack, done, found = stack_of(3, arithmetic), 0, []
+            stack, done, found = stack_of(seed, arithmetic), 0, []
             for size in sizes:
                 found.append(forward(stack, done, done + size))
                 done += size

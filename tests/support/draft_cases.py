@@ -20,7 +20,7 @@ from lexshard.kernels.attention.layout import words_of
 from lexshard.kernels.draft import Drafted, DraftHead, PendingTokens, Router, cpu
 from lexshard.kernels.linear import Arithmetic, pack
 from lexshard.kernels.linear.tile import PANEL
-from lexshard.kernels.llama import LlamaShape, LlamaStack, LlamaWeights
+from lexshard.kernels.llama import GELU, LlamaShape, LlamaStack, LlamaWeights
 
 WIDTH = 32
 PER_SEQUENCE = set(PendingTokens._fields) - {"tokens", "offsets", "record"}
@@ -35,10 +35,14 @@ def random_stack(
     blocks: int = 24,
     window: int = 0,
     extras: bool = False,
+    gemma: bool = False,
     arithmetic: Arithmetic = "float32",
 ) -> LlamaStack:
-    """Two layers; ``extras`` are what only some families have: biases, query and key norms."""
-    shape = LlamaShape(2, WIDTH, 48, 4, 2, 16, 1e-5, 0.25, window)
+    """Two layers; ``extras`` are what only some families have: biases, query and key norms, and
+    with ``gemma`` all that is Gemma's: norms of what is added, a bent score, GELU, scaled
+    embeddings, layers with and without a window that turn by other angles."""
+    own: dict[str, Any] = {"softcap": 3.0, "activation": GELU, "embedding_scale": 5.5}
+    shape = LlamaShape(2, WIDTH, 48, 4, 2, 16, 1e-5, 0.25, **own if gemma else {})
 
     def normal(*size: int, scale: float = 0.2) -> torch.Tensor:
         values = torch.from_numpy(scale * random.standard_normal(size)).float()
@@ -51,6 +55,7 @@ def random_stack(
     angles = np.outer(np.arange(256), 100.0 ** -(np.arange(8) / 8)).astype(np.float32)
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     norm = shape.head_dim if extras else 0
+    added = WIDTH if gemma else 0
     weights = LlamaWeights(
         attention_norm=normal(2, WIDTH, scale=0.3).numpy() + np.float32(1),
         qkv=products(heads, WIDTH),
@@ -58,12 +63,16 @@ def random_stack(
         query_norm=normal(2, norm).numpy() + np.float32(1),
         key_norm=normal(2, norm).numpy() + np.float32(1),
         attention_output=products(WIDTH, shape.heads * shape.head_dim),
+        attended_norm=normal(2, added, scale=0.3).numpy() + np.float32(1),
         mlp_norm=normal(2, WIDTH, scale=0.3).numpy() + np.float32(1),
         gate_up=products(2 * shape.intermediate, WIDTH),
         down=products(WIDTH, shape.intermediate),
+        inner_norm=normal(2, added, scale=0.3).numpy() + np.float32(1),
         final_norm=normal(WIDTH, scale=0.3).numpy() + np.float32(1),
-        cosine=np.cos(angles),
-        sine=np.sin(angles),
+        cosine=np.stack([np.cos(angles), np.cos(angles / 8)]),
+        sine=np.stack([np.sin(angles), np.sin(angles / 8)]),
+        tables=np.array([0, 1 if gemma else 0]),
+        windows=np.array([window, 0 if gemma else window]),
     )
     embedding: np.ndarray = normal(vocabulary, WIDTH, scale=1.0).numpy()
     if half:

@@ -46,6 +46,7 @@ SERVED: dict[str, Family] = {
     "qwen2": grouped("Qwen2Config", use_sliding_window=True, sliding_window=9, max_window_layers=1),
     "qwen3": grouped("Qwen3Config", head_dim=32, tie_word_embeddings=True),
     "qwen3_moe": mixture("Qwen3MoeConfig", head_dim=16, norm_topk_prob=True),
+    "gemma": grouped("GemmaConfig", head_dim=16, tie_word_embeddings=True),
     "gemma2": grouped(
         "Gemma2Config",
         head_dim=16,

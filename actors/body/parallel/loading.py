@@ -46,7 +46,7 @@ from lexshard.actors.body.self_test import check_body, plain_forward, run_alone
 from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.linear import Arithmetic
 
-# Layers that are compared: one that follows on another.
+# Layers that are compared at least: one that follows on another, and one of every kind.
 COMPARED_LAYERS = 2
 _WAY = "parallel"  # as what a load is remembered
 
@@ -140,7 +140,7 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
         typical=rounds,
     )
     found = ProvenModel(
-        plan=replace(plan, shape=plan.shape._replace(layers=config.num_hidden_layers)),
+        plan=plan_of(model, arithmetic, config),
         batch_invariant=invariant,
         head_name=head_name,
         head_scale=head.scale,
@@ -158,9 +158,11 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
 def _first_layers(checkpoint: Checkpoint) -> Checkpoint:
     """The same model, as if it had no more than the layers that are compared."""
     config = deepcopy(checkpoint.config)
-    config.num_hidden_layers = min(config.num_hidden_layers, COMPARED_LAYERS)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    kinds = getattr(config, "layer_types", None) or []
+    of_every_kind = 1 + max((kinds.index(kind) for kind in set(kinds)), default=0)
+    config.num_hidden_layers = min(config.num_hidden_layers, max(COMPARED_LAYERS, of_every_kind))
+    if kinds:
+        config.layer_types = kinds[: config.num_hidden_layers]
     return replace(checkpoint, config=config)
 
 

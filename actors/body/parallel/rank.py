@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.families import norms_of
 from lexshard.actors.body.fused import EMBEDDING, FusedPlan
 from lexshard.actors.body.parallel.share import RankShare
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
@@ -106,7 +107,7 @@ class BodyRank:
         if found.dtype == np.uint16:
             found = (found.astype(np.uint32) << 16).view(np.float32)
         rows = np.full((token_ids.shape[0], self.shape.hidden), -0.0, np.float32)
-        rows[own] = found
+        rows[own] = found * np.float32(self.shape.embedding_scale)
         return rows
 
 
@@ -119,21 +120,22 @@ def _read_weights(plan: FusedPlan, share: RankShare, slices: Slices) -> RankWeig
         (attention.format(name), rows)
         for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads))
     )
-    cosine, sine = plan.rotation.tables(plan.max_positions)
+    norms = norms_of(plan.family)
     gated = tuple((f"mlp.{name}_proj.weight", share.inner) for name in ("gate", "up"))
     return RankWeights(
-        attention_norm=read.plain(("input_layernorm.weight", None)),
+        attention_norm=read.norm("input_layernorm.weight"),
         qkv=read.rows(*((f"{name}.weight", rows) for name, rows in projections)),
         qkv_bias=read.plain(*((f"{name}.bias", rows) for name, rows in projections)),
-        query_norm=read.plain(("self_attn.q_norm.weight", None)),
-        key_norm=read.plain(("self_attn.k_norm.weight", None)),
+        query_norm=read.norm("self_attn.q_norm.weight"),
+        key_norm=read.norm("self_attn.k_norm.weight"),
         attention_output=read.columns("self_attn.o_proj.weight", heads),
-        mlp_norm=read.plain(("post_attention_layernorm.weight", None)),
+        attended_norm=read.norm(norms.attended),
+        mlp_norm=read.norm(norms.mlp),
         gate_up=read.rows(*gated, filled=True),
         down=read.columns("mlp.down_proj.weight", share.inner),
-        final_norm=_there("model.norm.weight", slices).float().numpy(),
-        cosine=cosine,
-        sine=sine,
+        inner_norm=read.norm(norms.inner),
+        final_norm=_there("model.norm.weight", slices).float().numpy() + np.float32(norms.added),
+        **plan.by_layer(),
     )
 
 
@@ -142,9 +144,14 @@ class _LayerReader:
 
     def __init__(self, plan: FusedPlan, leaves: int, slices: Slices) -> None:
         self._layers = plan.shape.layers
+        self._added = np.float32(norms_of(plan.family).added)  # to the weights of norms
         self._arithmetic = plan.arithmetic
         self._leaves = leaves
         self._slices = slices
+
+    def norm(self, name: str | None) -> Array:
+        """In float32, as it is multiplied with; of size 0 where the family has none."""
+        return np.asarray(self.plain((name or "none", None)) + self._added)
 
     def plain(self, *parts: tuple[str, range | None]) -> Array:
         """After each other in float32; of size 0 where the family has none."""
