@@ -2,8 +2,8 @@
 
 Every engine generates the same tokens from prompts that are others in every run. ``generate``, or
 another engine of ours, takes turns with ours run by run in one process; vLLM, which needs an
-environment of its own, process by process. ``--shape large-vocabulary`` measures a random
-checkpoint (``synthetic.random_model``).
+environment of its own, process by process. ``--shape`` measures a random checkpoint
+(``synthetic.random_model``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from lexshard.loadtest.bench.peers.own_engine import OPTIONS, EngineRunner, conf
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner
 from lexshard.loadtest.bench.record import CaseLabels, Report
 from lexshard.loadtest.bench.synthetic.jobs import Job, mixed_jobs, story_tokens
-from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+from lexshard.loadtest.bench.synthetic.random_model import Family, write_random_model
 from lexshard.loadtest.bench.synthetic.schemas import grammar_of
 
 TASK = (*OPTIONS, "draft_tokens")
@@ -121,7 +121,8 @@ def checkpoint(arguments: argparse.Namespace) -> Iterator[str]:
     arguments.dtype = arguments.dtype or "bfloat16"
     arguments.model = f"random, {arguments.shape}"
     with TemporaryDirectory() as folder:
-        write_random_model(Path(folder), seed=arguments.seed)
+        family: Family = "gemma3" if arguments.shape == "gemma3" else "llama"
+        write_random_model(Path(folder), seed=arguments.seed, family=family)
         yield folder
 
 

@@ -128,6 +128,9 @@ def engines(report: Results) -> Iterator[str]:
         measured = points(report, names, "requests", measure="throughput", setting=setting)
         found |= {name: list(each) for name, each in measured.items() if name not in found}
     yield curves(f"Engine, {model}", "requests", "tokens/s", found, powers=True)
+    beside = points(report, names, "requests", measure="decoding", setting="beside llama.cpp")
+    if beside:
+        yield curves(f"Decoding, {model}", "requests", "tokens/s", beside, powers=True)
 
 
 def verifications(report: Results) -> Iterator[str]:
@@ -234,6 +237,8 @@ FIGURES = (
     Figure("engine-large", "A large vocabulary", "Random weights, V = 262,144.",
            "engine-large-vocabulary.json",
            "lexshard bench engine --shape large-vocabulary --vllm-python PATH", engines),
+    Figure("engine-gemma3", "Gemma 3 270M's shape", "Random weights, V = 262,144, bfloat16.",
+           "engine-gemma3.json", "lexshard bench engine --shape gemma3 --llama-bench DIR", engines),
     Figure("load", "Servers under the same load", "Poisson arrivals, each server alone.",
            "serve.json", "lexshard bench serve --against NAME=URL...", loads),
     Figure("shards", "Shards", "What a shard tells the others for each token.",

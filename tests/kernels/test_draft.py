@@ -54,7 +54,13 @@ def random_head(random: np.random.Generator, kind: str, half: bool = True) -> Dr
 def case_of(seed: int, half: bool = True) -> DraftCase:
     """Five sequences that want up to four guesses."""
     random = np.random.default_rng(seed)
-    stack = random_stack(random, half=half, window=(0, 7)[seed % 3 == 1], extras=seed % 4 > 1)
+    stack = random_stack(
+        random,
+        half=half,
+        window=(0, 7)[seed % 3 == 1],
+        extras=seed % 4 > 1,
+        gemma=seed % 4 == 3,
+    )
     return random_case(random, stack, 5, 4)
 
 

@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--shape",
-        choices=("large-vocabulary",),
-        help="random weights of these dimensions instead of --model: 18 layers, V=262,144",
+        choices=("large-vocabulary", "gemma3"),
+        help="random weights of these dimensions instead of --model: 18 layers of 640, V=262,144, "
+        "of the type llama, or as Gemma 3 270M is",
     )
     add(
         "--dtype",
@@ -118,7 +119,8 @@ def refuse_other_laws(arguments: argparse.Namespace) -> None:
     others = opponent(arguments) == "generate" or arguments.vllm_python is not None
     if (arguments.schema is None) == (opponent(arguments) == "free"):
         raise ValueError("--schema goes with --against free, and --against free with --schema")
-    if arguments.llama_bench is not None and (arguments.dtype != "bfloat16" or arguments.draft):
+    dtype = arguments.dtype or ("float32" if arguments.shape is None else "bfloat16")
+    if arguments.llama_bench is not None and (dtype != "bfloat16" or arguments.draft):
         raise ValueError(
             "llama.cpp gets the weights as bfloat16 and no draft model: give --dtype bfloat16, and "
             "no --draft"

@@ -1,7 +1,8 @@
-"""A checkpoint of the Llama family as a GGUF file, which llama.cpp reads.
+"""A checkpoint of Llama or of Gemma 3 as a GGUF file, which llama.cpp reads.
 
-Weights stay bfloat16, norms float32. llama.cpp pairs neighbouring places of a head for rotary
-embeddings where the checkpoint pairs its halves, so queries and keys change their order.
+Weights stay bfloat16, norms float32. Of a Llama llama.cpp pairs neighbouring places of a head for
+rotary embeddings where the checkpoint pairs its halves, so queries and keys change their order; of
+a Gemma it wants the weights of norms with the one that is added to them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_IN_GEMMA_LAYER = _IN_LAYER | {
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -40,16 +48,18 @@ _OUTSIDE = {
 def write_gguf(folder: Path, target: Path) -> None:
     """The model in ``folder`` as the file ``target``.
 
-    Raises ValueError for a model that is not of the type llama, and ImportError without the package
-    gguf.
+    Raises ValueError for a model of another type, and ImportError without the package gguf.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
     config = AutoConfig.from_pretrained(folder)
-    if config.model_type != "llama":
-        raise ValueError(f"only models of the type llama become GGUF here, not {config.model_type}")
+    if config.model_type not in ("llama", "gemma3_text"):
+        raise ValueError(
+            f"models of the types llama and gemma3_text become GGUF here, not {config.model_type}"
+        )
+    gemma = config.model_type == "gemma3_text"
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    writer = GGUFWriter(target, "llama")
+    writer = GGUFWriter(target, "gemma3" if gemma else "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -59,31 +69,35 @@ def write_gguf(folder: Path, target: Path) -> None:
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rotations = config.rope_parameters
+    writer.add_rope_freq_base((rotations["full_attention"] if gemma else rotations)["rope_theta"])
+    if gemma:
+        writer.add_sliding_window(config.sliding_window)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, folder, config)
     for file in sorted({each.file for each in stored_tensors(folder)}):
         for name, tensor in load_file(file).items():
             value = tensor
-            if name.endswith(("q_proj.weight", "k_proj.weight")):
+            if not gemma and name.endswith(("q_proj.weight", "k_proj.weight")):
                 value = _neighbours(tensor, heads if "q_proj" in name else kv_heads)
+            own = _name(name, gemma)
             if value.dim() == 1:
-                writer.add_tensor(_name(name), value.float().numpy())
+                writer.add_tensor(own, value.float().numpy() + np.float32(gemma))
             else:
-                kind = GGMLQuantizationType.BF16
-                writer.add_tensor(_name(name), _bits(value), raw_dtype=kind)
+                writer.add_tensor(own, _bits(value), raw_dtype=GGMLQuantizationType.BF16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _name(name: str) -> str:
+def _name(name: str, gemma: bool) -> str:
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     number, _, rest = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{number}.{_IN_LAYER[rest.removesuffix('.weight')]}.weight"
+    names = _IN_GEMMA_LAYER if gemma else _IN_LAYER
+    return f"blk.{number}.{names[rest.removesuffix('.weight')]}.weight"
 
 
 def _neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -13,9 +13,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "lexshard-demo"
 # Every linear layer keeps the size of its input (standard deviation 1 / sqrt(inputs)), so 18 layers
@@ -26,7 +29,11 @@ EMBEDDING_SIZE = 0.1
 # Queries and keys are larger than that, so that every position attends to a few tokens of its own
 # choice: without it greedy text soon repeats itself.
 ATTENTION_GAIN = 2.0
+# Gemma multiplies embeddings by the root of their width and norms what a layer adds to them, so
+# that they are buried only where they are this small; the last norm then spreads the logits.
+GEMMA_EMBEDDING_SIZE, GEMMA_SPREAD = 0.04, 2.5
 
+Family = Literal["llama", "gemma3"]
 
 LARGE_VOCABULARY: dict[str, Any] = {
     "hidden_size": 640,
@@ -40,37 +47,54 @@ LARGE_VOCABULARY: dict[str, Any] = {
 }
 
 
-def write_random_model(folder: Path, *, seed: int = 0, **dimensions: int) -> None:
-    """Write a Llama model with tied embeddings in bfloat16, and a tokenizer, to ``folder``.
+def write_random_model(
+    folder: Path, *, seed: int = 0, family: Family = "llama", **dimensions: int
+) -> None:
+    """Write a model with tied embeddings in bfloat16, and a tokenizer, to ``folder``.
 
-    ``dimensions`` are fields of `LlamaConfig` that are to differ from `LARGE_VOCABULARY`. The
-    tokenizer is the demo's, with unused tokens up to the vocabulary's size: text becomes the same
-    ids, and no row of the head counts as padding.
+    ``dimensions`` are fields of the configuration that are to differ from `LARGE_VOCABULARY`, which
+    with ``family`` gemma3 are those of Gemma 3 270M, windows and norms included. The tokenizer is
+    the demo's, with unused tokens up to the vocabulary's size: text becomes the same ids, and no
+    row of the head counts as padding.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = LlamaConfig(
-        **{**LARGE_VOCABULARY, **dimensions},
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
+    config = _configuration(family, {**LARGE_VOCABULARY, **dimensions})
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, config.vocab_size)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
+    gemma = family == "gemma3"
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
-                weight.fill_(1.0)
+                size = GEMMA_SPREAD if gemma and name == "model.norm.weight" else 1.0
+                weight.fill_(size - gemma)  # Gemma's norms add one to their weights
             elif "embed_tokens" in name:
-                weight.normal_(0.0, EMBEDDING_SIZE, generator=generator)
+                size = GEMMA_EMBEDDING_SIZE if gemma else EMBEDDING_SIZE
+                weight.normal_(0.0, size, generator=generator)
             else:
                 gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
                 weight.normal_(0.0, gain * weight.shape[1] ** -0.5, generator=generator)
     model.bfloat16().save_pretrained(folder)
+
+
+def _configuration(family: Family, dimensions: dict[str, int]) -> PretrainedConfig:
+    from transformers import Gemma3TextConfig, LlamaConfig
+
+    common: dict[str, Any] = {
+        **dimensions,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if family == "llama":
+        return LlamaConfig(**common)
+    return Gemma3TextConfig(
+        **common, sliding_window=512, query_pre_attn_scalar=dimensions["head_dim"]
+    )
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
