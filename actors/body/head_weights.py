@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lexshard.actors.body.errors import SelfTestError, UnsupportedModelError
-from lexshard.kernels.linear import fits_bfloat16
+from lexshard.kernels.linear import fits_bfloat16, row_slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,8 @@ class HeadWeights:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """All logits of ``hidden [N, d]`` in float32 the plain way, for checks."""
-        logits = hidden.float() @ self.weight.float().T
+        rows = hidden.float()
+        logits = torch.cat([rows @ part.float().T for part in row_slices(self.weight)], dim=1)
         if self.bias is not None:
             logits = logits + self.bias
         logits = logits * self.scale

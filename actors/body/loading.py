@@ -15,7 +15,7 @@ import torch
 from lexshard.actors.body.batch import Body
 from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint, read_model_config
 from lexshard.actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
-from lexshard.actors.body.fused import FusedBody, plan_of, supports
+from lexshard.actors.body.fused import FusedBody, Tensors, plan_of, supports
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.capture import CudaCapture
 from lexshard.actors.body.gpu.flash_attention import FlashInferAttention
@@ -29,6 +29,7 @@ from lexshard.actors.body.proven import (
     read_proven,
     recall_proven,
     remember_proven,
+    tied,
 )
 from lexshard.actors.body.refusals import check_memory, check_stored_types, model_class
 from lexshard.actors.body.self_test import (
@@ -126,7 +127,8 @@ def load(
     tolerance = TOLERANCES[weights_dtype]
     chosen: Body
     if fused:
-        chosen = checked_fused_body(model, arithmetic, expected, exact, tolerance)
+        weights = tied(model.state_dict().get, head, head_name_of(model))
+        chosen = checked_fused_body(model, weights, arithmetic, expected, exact, tolerance)
     else:
         chosen = _general_body(model, arithmetic, expected, exact, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
@@ -214,8 +216,8 @@ def check_before_weights(
 def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch.device) -> int:
     if place.type != "cpu":
         return parameters * dtype.itemsize
-    # float32 weights, and for a moment their packed copies, of at most the same size.
-    return parameters * 4 * (2 if fused else 1)
+    # float32 weights, and for a moment what is kept of them.
+    return parameters * (4 + (dtype.itemsize if fused else 0))
 
 
 def _choose_device(wanted: str) -> torch.device:
@@ -374,11 +376,16 @@ def _graphed_body(
 
 
 def checked_fused_body(
-    model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
+    model: Any,
+    weights: Tensors,
+    arithmetic: Arithmetic,
+    expected: Expected,
+    exact: float,
+    tolerance: float,
 ) -> Body:
-    """The fused body, checked against the general one of the same weights, which rounds nothing;
-    where it rounds, what it computes with is checked without that, too."""
-    fused = FusedBody.from_tensors(plan_of(model, arithmetic), model.state_dict().get)
+    """The fused body of the model's ``weights``, checked against the general one of the same, which
+    rounds nothing; where it rounds, what it computes with is checked without that, too."""
+    fused = FusedBody.from_tensors(plan_of(model, arithmetic), weights)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Body
-from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan
+from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan, Tensors
 from lexshard.actors.body.head_weights import HeadWeights, narrowed
 from lexshard.actors.remembered import (
     files_fingerprint,
@@ -25,6 +25,7 @@ from lexshard.actors.remembered import (
     software_and_machine,
 )
 from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
+from lexshard.kernels.linear import row_slices
 
 OUTPUT_WEIGHT = "lm_head.weight"
 _DESCRIBING = ("*.json", "*.safetensors", "tokenizer.model")
@@ -79,12 +80,19 @@ def read_proven(folder: Path, proven: ProvenModel) -> tuple[Body, HeadWeights]:
     """The body and the head that were proven. Raises WeightsError, KeyError or OSError where files
     are not what they were."""
     weights = StoredWeights(folder, getattr(torch, proven.dtype))
-    body = FusedBody.from_tensors(proven.plan, weights)
-    body.batch_invariant = proven.batch_invariant
     output = weights(proven.head_name)
     if output is None:
         raise KeyError(proven.head_name)
-    return body, HeadWeights(narrowed(output), None, proven.softcap, proven.head_scale)
+    head = HeadWeights(narrowed(output), None, proven.softcap, proven.head_scale)
+    body = FusedBody.from_tensors(proven.plan, tied(weights, head, proven.head_name))
+    body.batch_invariant = proven.batch_invariant
+    return body, head
+
+
+def tied(tensor: Tensors, head: HeadWeights, head_name: str | None) -> Tensors:
+    """The weights that ``tensor`` gives, but for an embedding that is the output head, too: that is
+    the head's, and both are one in memory."""
+    return lambda name: head.weight if name == head_name == EMBEDDING else tensor(name)
 
 
 def head_name_of(model: Any) -> str | None:
@@ -103,7 +111,10 @@ def _reads_the_same(folder: Path, proven: ProvenModel, expected: dict[str, torch
     names = set(expected) - {OUTPUT_WEIGHT} | {proven.head_name}
     for name in names:
         found = weights(name)
-        if found is None or not torch.equal(found.float(), expected[name]):
+        if found is None or found.shape != expected[name].shape:
+            return False
+        pairs = zip(row_slices(found), row_slices(expected[name]), strict=True)
+        if not all(torch.equal(ours.float(), theirs) for ours, theirs in pairs):
             return False
     return True
 

@@ -118,7 +118,8 @@ def loading_bytes(sizes: ModelSizes, configuration: EngineConfiguration, *, on_g
     """What the body's process needs while it loads (`actors.body.loading`)."""
     if on_gpu:
         return sizes.parameters * sizes.weight_bytes
-    return sizes.parameters * FLOAT32 * (2 if sizes.runs_fused(configuration) else 1)
+    kept = sizes.weight_bytes if sizes.runs_fused(configuration) else 0
+    return sizes.parameters * (FLOAT32 + kept)
 
 
 def shard_memory(

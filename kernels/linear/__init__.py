@@ -9,6 +9,7 @@ per instruction; others compute the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ Arithmetic = Literal["float32", "bfloat16"]  # what activations are rounded to b
 
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000
+SLICE = 1 << 22  # numbers of a weight that are looked at together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,15 @@ def fits_bfloat16(weight: torch.Tensor) -> bool:
     """Whether every float32 value is exactly a bfloat16 (its lower 16 bits are zero)."""
     if weight.dtype == torch.bfloat16:
         return True
-    return bool((weight.float().contiguous().view(torch.int32) & 0xFFFF).eq(0).all())
+    for part in row_slices(weight):
+        if (part.float().contiguous().view(torch.int32) & 0xFFFF).any():
+            return False
+    return True
+
+
+def row_slices(weight: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The weight in slices of rows, of which a copy takes little room."""
+    return weight.split(max(1, SLICE * len(weight) // max(1, weight.numel())))
 
 
 def pack(

@@ -124,7 +124,8 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
     exact, tolerance = TOLERANCES[torch.float32], TOLERANCES[weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
         check_head(head, hidden, logits, exact)
-    checked_fused_body(model, arithmetic, expected, exact, tolerance)
+    weights = model.state_dict().get
+    checked_fused_body(model, weights, arithmetic, expected, exact, tolerance)
     plan = plan_of(model, arithmetic)
     rows = head.weight.shape[0]
     whole = RankShare(0, 1, plan.shape, model.get_input_embeddings().weight.shape[0])

@@ -83,6 +83,16 @@ def test_a_second_load_gives_the_same_model_without_its_checks(
     assert checks() == 1
 
 
+def test_an_embedding_that_is_the_head_is_in_memory_once(tmp_path: Path, checks: Watch) -> None:
+    """A quarter of a large vocabulary's memory, the first time as later."""
+    folder = save_fusable(tmp_path / "tied", "qwen3")
+    for _ in range(2):
+        model = load(folder, "bfloat16", device="cpu")
+        rows = model.head.weight.view(torch.int16).numpy()
+        assert np.shares_memory(rows, model.body._embedding)  # type: ignore[attr-defined]
+    assert checks() == 1
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_whatever_type_is_stored(stored: torch.dtype, tmp_path: Path, checks: Watch) -> None:
     folder = save_fusable(tmp_path / "model")
