@@ -31,9 +31,9 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 15_930,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 15_950,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma
-    "actors": 21_680,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 21_700,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma
     "cluster": 8_390,  # 4,500; 790 for ranks of a body, 60 to choose NCCL
     "serve_app": 18_270,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM

@@ -84,7 +84,7 @@ def test_a_second_load_gives_the_same_model_without_its_checks(
 
 
 def test_an_embedding_that_is_the_head_is_in_memory_once(tmp_path: Path, checks: Watch) -> None:
-    """A quarter of a large vocabulary's memory, the first time as later."""
+    """Of a large vocabulary two would be half of all that is served."""
     folder = save_fusable(tmp_path / "tied", "qwen3")
     for _ in range(2):
         model = load(folder, "bfloat16", device="cpu")
