@@ -47,7 +47,7 @@ def supports(config: Any) -> bool:
 
 
 def _activation(config: Any) -> str:
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None))
 
 
 def plan_of(model: Any, arithmetic: Arithmetic, config: Any = None) -> FusedPlan:

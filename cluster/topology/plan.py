@@ -21,6 +21,7 @@ from lexshard.cluster.topology.configured import (
 from lexshard.cluster.topology.nodes import USABLE_SHARE, NodeResources
 from lexshard.cluster.topology.placement import Placement, place
 from lexshard.cluster.topology.sizes import ModelSizes, kv_blocks, read_model_sizes
+from lexshard.cluster.topology.tables import table
 
 # The largest share over the mean that is called even.
 EVEN = 1.05
@@ -158,30 +159,16 @@ def describe(plan: TopologyPlan) -> str:
             f"{model.hidden_size:,}, {model.parameters:,} parameters of {model.weight_bytes} "
             f"bytes, KV cache of {plan.kv_tokens:,} tokens",
             f"\nassignment {plan.method}",
-            *_table(
+            *table(
                 "shard,rows" if work is None else "shard,rows,of the trace",
                 *shards,
                 ["largest / mean", *even],
             ),
             f"\nplacement {plan.placement.strategy}, bundles {json.dumps(plan.placement.bundles)}",
-            *_table("process,on,CPUs,GPUs,memory,of which", *processes, left=(0, 1, 5)),
+            *table("process,on,CPUs,GPUs,memory,of which", *processes, left=(0, 1, 5)),
             "\nmemory",
-            *_table("device,used,of,by", *devices, left=(0, 3)),
+            *table("device,used,of,by", *devices, left=(0, 3)),
             "",
             *(f"note: {note}" for note in plan.notes),
         ]
     )
-
-
-def _table(names: str, *rows: Sequence[str], left: Sequence[int] = (0,)) -> list[str]:
-    """Columns as wide as their widest cell; those in ``left`` begin flush left."""
-    lines = [names.split(","), *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        [
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return [("  " + "  ".join(line)).rstrip() for line in aligned]

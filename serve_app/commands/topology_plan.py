@@ -7,8 +7,10 @@ import json
 from dataclasses import asdict
 
 from lexshard.actors.configuration import NGRAM
+from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.progress import tell
+from lexshard.serve_app.commands.argument_types import at_least
 from lexshard.serve_app.commands.option_flags import add_option_flags, given_options
 from lexshard.serve_app.start.preflight import check_model_folder
 from lexshard.serve_app.start.readiness import StartupError
@@ -25,6 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as '2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB' (default: this machine)",
     )
     parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.add_argument(
+        "--forecast",
+        nargs="+",
+        type=at_least(1),
+        metavar="N",
+        help="so many GPUs, such as 8 64 1024, in the place of nodes: what 1, 2, 4 and 8 of them "
+        "to a replica would give, by a formula",
+    )
+    parser.add_argument("--gpu", choices=("h100", "h200"), default="h200", help="of --forecast")
+    parser.add_argument(
+        "--context",
+        type=at_least(1),
+        default=2048,
+        metavar="N",
+        help="tokens of a sequence, for --forecast (default 2048)",
+    )
     add_option_flags(parser)
 
 
@@ -34,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_model_folder(config.model)
     if config.draft not in (None, NGRAM):
         check_model_folder(config.draft)
+    if arguments.forecast:
+        return _forecast(arguments, config)
     # Seconds: a mistyped folder should not wait for it.
     from lexshard.cluster.topology.nodes import parse_nodes, this_machine
     from lexshard.cluster.topology.plan import configured_plan, describe
@@ -41,4 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
     nodes = parse_nodes(arguments.nodes) if arguments.nodes else (this_machine(),)
     plan = configured_plan(config, nodes)
     print(json.dumps(asdict(plan), indent=2) if arguments.json else describe(plan))
+    return 0
+
+
+def _forecast(arguments: argparse.Namespace, config: ServeConfig) -> int:
+    from lexshard.cluster.topology.forecast import describe
+    from lexshard.cluster.topology.sizes import read_model_sizes
+
+    engine = config.engine_configuration
+    sizes = read_model_sizes(config.model, engine.dtype)
+    most, context = engine.max_running, arguments.context
+    print(describe(sizes, arguments.forecast, arguments.gpu, context=context, most=most))
     return 0

@@ -34,6 +34,13 @@ def test_a_plan_says_what_goes_where(tmp_path: Path, capsys: Captured) -> None:
     assert data["work_balance"] < 1.05
 
 
+def test_a_forecast_is_called_a_model(capsys: Captured) -> None:
+    assert plan("--forecast", "8", "64", "--gpu", "h100", "--context", "512") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("A MODEL, not a measurement: lexshard-demo on H100")
+    assert "64 GPUs, nodes of 8: 8" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
