@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.sharded.part import ShardPart
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
 from lexshard.cluster.collective.nccl_links import (
@@ -22,7 +20,6 @@ from lexshard.cluster.collective.nccl_links import (
     is_each_apart,
     own_gpu,
 )
-from lexshard.cluster.shards.gang import on_devices_apart
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 
@@ -132,16 +129,3 @@ def test_nccl_carries_where_every_process_has_a_gpu_of_its_own() -> None:
     assert not is_each_apart(["a", "b", "a"])
     assert not is_each_apart(["a", None])
     assert own_gpu(torch.device("cpu")) is None
-
-
-def test_shards_that_reserve_nothing_share_out_the_gpus_of_the_machine() -> None:
-    """The root has the first; Ray shows all of them to each."""
-
-    def devices(device: str, count: int) -> list[str]:
-        owned = OwnedRows.every(64)
-        part = ShardPart(torch.zeros(64, 8), None, None, 1.0, owned, (), 1, device=device)
-        return [each.device for each in on_devices_apart([part] * 3, count)]
-
-    assert devices("cuda", 4) == ["cuda:1", "cuda:2", "cuda:3"]
-    assert devices("cuda:0", 2) == ["cuda:1", "cuda:0", "cuda:1"]
-    assert devices("cpu", 0) == ["cpu"] * 3

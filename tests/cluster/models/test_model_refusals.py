@@ -74,8 +74,8 @@ def test_what_is_too_large_for_this_machine_is_refused_before_weights(
     repository.claims[WEIGHTS] = 2 << 40
     repository.parameters = {"BF16": 1 << 40} if told_by_hub else None
     told = fetching.refused(loading=CPU)
-    # float32 weights, and their packed copies while these are made.
-    assert f"the weights need {8 << 40} bytes (8192.0 GiB)" in told
+    # float32 weights, and their packed copies in bfloat16 while these are made.
+    assert f"the weights need {6 << 40} bytes (6144.0 GiB)" in told
     assert "use a machine with more memory or a smaller model" in told
     assert no_weights_asked(fetching)
 
