@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", *GEMMA)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", *GEMMA)
 
 
 class Norms(NamedTuple):

@@ -1,16 +1,16 @@
 """The fused body of the Llama family and of Gemma's: the hot path of small models on a CPU.
 
 Same weights and same cache as the general body, one nopython call a step (``kernels.llama``). The
-loader checks it against the general body before it serves. Families: llama, mistral, qwen2, qwen3,
-gemma, gemma2, gemma3_text (grouped queries, biases on the fused product, query and key norms, norms
-of what is added, soft caps, windows and rotations by layer).
+loader checks it against the general body before it serves. Families: those of
+`actors.body.families` (grouped queries, biases on the fused product, query and key norms, norms of
+what is added, soft caps, windows and rotations by layer).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def supports(config: Any) -> bool:
     if config.intermediate_size % PANEL or getattr(config, "use_bidirectional_attention", False):
         return False
     biased = getattr(config, "attention_bias", False)
-    return not (config.model_type in ("llama", "qwen3", *GEMMA) and biased)
+    return not (config.model_type in ("llama", "qwen3", "smollm3", *GEMMA) and biased)
 
 
 def _activation(config: Any) -> str:
@@ -69,23 +69,43 @@ def plan_of(model: Any, arithmetic: Arithmetic, config: Any = None) -> FusedPlan
         activation=_ACTIVATIONS[_activation(config)],
         embedding_scale=_embedding_scale(decoder, family),
     )
-    kinds = getattr(config, "layer_types", None) or [""] * shape.layers
-    rotary, names = decoder.rotary_emb, sorted(set(kinds))
-    own = [name for name in names if hasattr(rotary, f"{name}_inv_freq")]  # one for each kind
+    kinds = layer_kinds(config)
+    turns = [_rotation(decoder.rotary_emb, kind) for kind in kinds]
+    rotations = list(dict.fromkeys(turns))
     return FusedPlan(
         family,
         shape,
-        tuple(_rotation(rotary, f"{name}_") for name in own) or (_rotation(rotary, ""),),
-        tuple(own.index(kind) if own else 0 for kind in kinds),
-        tuple(_window(config, kind) for kind in kinds),
+        tuple(rotations),
+        tuple(map(rotations.index, turns)),
+        tuple(_window(config, kind.attention) for kind in kinds),
         config.max_position_embeddings,
         arithmetic,
     )
 
 
-def _rotation(rotary: Any, kind: str) -> RotaryAngles:
-    frequencies = getattr(rotary, f"{kind}inv_freq").float().tolist()
-    return RotaryAngles(tuple(frequencies), float(getattr(rotary, f"{kind}attention_scaling")))
+class LayerKind(NamedTuple):
+    """How a layer attends, by transformers' name for it, "" where a model has one kind; and whether
+    it turns its queries and keys."""
+
+    attention: str
+    turns: bool
+
+
+def layer_kinds(config: Any) -> list[LayerKind]:
+    """Of every layer."""
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or [""] * layers
+    turns = getattr(config, "no_rope_layers", None) or [True] * layers  # 1 where there is one
+    return [LayerKind(kind, bool(each)) for kind, each in zip(kinds, turns, strict=True)]
+
+
+def _rotation(rotary: Any, kind: LayerKind) -> RotaryAngles:
+    name = f"{kind.attention}_" if hasattr(rotary, f"{kind.attention}_inv_freq") else ""
+    frequencies = getattr(rotary, f"{name}inv_freq").float()
+    if not kind.turns:
+        return RotaryAngles((0.0,) * len(frequencies), 1.0)
+    scale = float(getattr(rotary, f"{name}attention_scaling"))
+    return RotaryAngles(tuple(frequencies.tolist()), scale)
 
 
 def _window(config: Any, kind: str) -> int:

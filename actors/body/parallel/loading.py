@@ -18,7 +18,7 @@ import torch
 
 from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint
 from lexshard.actors.body.errors import UnsupportedModelError
-from lexshard.actors.body.fused import EMBEDDING, plan_of, supports
+from lexshard.actors.body.fused import EMBEDDING, layer_kinds, plan_of, supports
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.head_weights import HeadWeights, check_head, narrowed, read_head
 from lexshard.actors.body.loading import (
@@ -159,11 +159,12 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
 def _first_layers(checkpoint: Checkpoint) -> Checkpoint:
     """The same model, as if it had no more than the layers that are compared."""
     config = deepcopy(checkpoint.config)
-    kinds = getattr(config, "layer_types", None) or []
-    of_every_kind = 1 + max((kinds.index(kind) for kind in set(kinds)), default=0)
-    config.num_hidden_layers = min(config.num_hidden_layers, max(COMPARED_LAYERS, of_every_kind))
-    if kinds:
-        config.layer_types = kinds[: config.num_hidden_layers]
+    kinds = layer_kinds(config)
+    of_every_kind = 1 + max(kinds.index(kind) for kind in set(kinds))
+    config.num_hidden_layers = min(len(kinds), max(COMPARED_LAYERS, of_every_kind))
+    for name in ("layer_types", "no_rope_layers"):
+        if by_layer := getattr(config, name, None):
+            setattr(config, name, by_layer[: config.num_hidden_layers])
     return replace(checkpoint, config=config)
 
 

@@ -44,6 +44,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen2": {"use_sliding_window": False, "num_key_value_heads": 8},
     "qwen3": {},
+    "smollm3": {"no_rope_layers": [1, 1, 0]},
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {},  # layers 1 and 3 slide
@@ -206,7 +207,7 @@ def test_models_that_cannot_be_shared_are_refused_by_what_cannot() -> None:
     refused: list[tuple[dict[str, Any], int, str]] = [
         ({}, 8, "num_attention_heads of this llama are 4, which 8 ranks cannot share"),
         ({"num_attention_heads": 8, "num_key_value_heads": 6}, 4, "num_key_value_heads"),
-        ({"model_type": "phi3"}, 2, "qwen3, gemma, gemma2, gemma3_text, not phi3"),
+        ({"model_type": "phi3"}, 2, "qwen3, smollm3, gemma, gemma2, gemma3_text, not phi3"),
         ({"intermediate_size": 712}, 2, "intermediate_size of this llama are 712"),
         ({"head_dim": 10}, 2, "num_attention_heads x head_dim of this llama are 40"),
         ({"hidden_size": None}, 2, "does not say its hidden_size"),
