@@ -2,9 +2,9 @@
 
 A program computes a tile, up to ``TILE_ROWS`` consecutive rows of one sequence, for the query heads
 of one kv head (packed into one matrix, so that keys and values are read once) over one split of
-the keys. Contexts longer than ``SPLIT_KEYS`` are cut at fixed positions and joined by a second
-kernel in the order of positions, so how a row is split depends on the batch only by whether that
-has many rows.
+the keys. Contexts longer than a split are cut at fixed positions and joined by a second kernel in
+the order of positions, so how a row is split depends on the batch only by whether that has few
+rows, which want more programs, or many, and by whether the longest context of few is a long one.
 
 One program is launched per row; those whose row does not begin a tile end at once. So tiles need
 no table, and nothing here waits for the GPU.
@@ -21,11 +21,47 @@ import triton.language as tl
 from lexshard.kernels.attention.layout import BLOCK_SIZE
 
 SPLIT_KEYS = 1024
+# A row of 8 kv heads would be 8 programs for 1,024 keys, on 132 multiprocessors; but a program that
+# joins splits reads them one after the other.
+FEW_ROWS, MOST_SPLITS_OF_FEW = 8, 64
+SPLIT_KEYS_OF_FEW = SPLIT_KEYS // 4
 # Steps of more rows than this have work enough for every multiprocessor: longer splits then keep
 # the partial sums of a step with a context of 131,072 tokens at some 130 MiB.
 MANY_ROWS = 64
 SPLIT_KEYS_OF_MANY = 8 * SPLIT_KEYS
 MASKED = tl.constexpr(-1.0e30)  # finite, so that a row masked in a whole tile makes no NaN
+
+
+@triton.jit(do_not_specialize=["kv_heads"])
+def _write(  # type: ignore[no-untyped-def]
+    key,
+    value,
+    slots,
+    key_cache,
+    value_cache,
+    key_row_stride,
+    key_head_stride,
+    value_row_stride,
+    value_head_stride,
+    kv_heads,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEY_COLUMN: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slots + row)
+    column = tl.arange(0, WIDTH_PADDED)
+    inside = column < WIDTH
+    cell, offset = (slot // BLOCK * kv_heads + head) * (WIDTH * BLOCK), slot % BLOCK
+    own = tl.load(key + row * key_row_stride + head * key_head_stride + column, mask=inside)
+    place = key_cache + cell + offset * KEY_TOKEN + column * KEY_COLUMN
+    tl.store(place, own.to(key_cache.dtype.element_ty), mask=inside)
+    own = tl.load(value + row * value_row_stride + head * value_head_stride + column, mask=inside)
+    place = value_cache + cell + offset * WIDTH + column
+    tl.store(place, own.to(value_cache.dtype.element_ty), mask=inside)
 
 
 def write_cache(
@@ -35,10 +71,29 @@ def write_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
 ) -> None:
-    """See `kernels.attention.write_cache`."""
-    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    key_cache[blocks, :, :, offsets] = key.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+    """See `kernels.attention.write_cache`: one launch."""
+    rows, kv_heads, width = key.shape
+    if rows == 0:
+        return
+    key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+    _write[(rows, kv_heads)](
+        key,
+        value,
+        slots,
+        key_cache,
+        value_cache,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        kv_heads,
+        WIDTH=width,
+        WIDTH_PADDED=triton.next_power_of_2(width),
+        BLOCK=BLOCK_SIZE,
+        KEY_COLUMN=key_cache.stride(2),
+        KEY_TOKEN=key_cache.stride(3),
+        num_warps=1,
+    )
 
 
 # Counts that change from step to step: their values are nothing to compile for.
@@ -230,6 +285,13 @@ def _tile(width_padded: int, number_bytes: int) -> tuple[int, int, int]:
     return (16, 16, width_padded // 64) if wide else (16, 32, 1)
 
 
+def _split_keys(rows: int, context: int) -> int:
+    """Keys of a split, for steps of so many rows with a ``context`` of so many keys at most."""
+    if rows <= FEW_ROWS and context <= MOST_SPLITS_OF_FEW * SPLIT_KEYS_OF_FEW:
+        return SPLIT_KEYS_OF_FEW
+    return SPLIT_KEYS if rows <= MANY_ROWS else SPLIT_KEYS_OF_MANY
+
+
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -248,7 +310,7 @@ def paged_attention(
     if rows == 0:
         return out
     if split_keys is None:
-        split_keys = SPLIT_KEYS if rows <= MANY_ROWS else SPLIT_KEYS_OF_MANY
+        split_keys = _split_keys(rows, block_tables.shape[1] * BLOCK_SIZE)
     kv_heads = key_cache.shape[1]
     group = heads // kv_heads
     group_padded = triton.next_power_of_2(group)

@@ -305,12 +305,42 @@ def triton_difference(device: str, dtype: torch.dtype) -> float:
     return largest
 
 
+def triton_writes_all(device: str, dtype: torch.dtype) -> bool:
+    """Whether the Triton kernel puts keys, in either order, and values where the reference does,
+    and touches nothing else."""
+    from lexshard.kernels.attention import triton_kernel
+
+    generator = torch.Generator().manual_seed(9)
+    for (rows, width), by_token in product(((1, 20), (9, 48), (40, 96), (3, 256)), (True, False)):
+        # As transformers hands them over: heads before tokens.
+        both = torch.randn(2, 3, rows, width, generator=generator).to(device).transpose(1, 2)
+        slots = torch.randperm(4 * BLOCK_SIZE, generator=generator)[:rows].to(device)
+        ours = [each.to(device, dtype) for each in allocate_cache(4, 3, width)]
+        if by_token:
+            ours[0] = ours[0].transpose(2, 3).contiguous().transpose(2, 3)
+        expected = [each.clone() for each in ours]
+        triton_kernel.write_cache(both[0], both[1], slots, *ours)
+        write_cache(both[0], both[1], slots, *expected, implementation="reference")
+        if not all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True)):
+            return False
+    return True
+
+
+def test_a_few_rows_are_split_among_more_programs_unless_contexts_are_long() -> None:
+    pytest.importorskip("triton")
+    from lexshard.kernels.attention.triton_kernel import _split_keys
+
+    assert [_split_keys(rows, 8192) for rows in (1, 8, 9, 64, 65)] == [256, 256, 1024, 1024, 8192]
+    assert _split_keys(1, 131_072) == 1024
+
+
 def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     pytest.importorskip("triton")
     program = (
         "import torch; torch.set_num_threads(1); "
-        "from tests.kernels.test_attention import triton_difference; "
+        "from tests.kernels.test_attention import triton_difference, triton_writes_all; "
+        "assert triton_writes_all('cpu', torch.float32); "
         "print(triton_difference('cpu', torch.float32))"
     )
     done = subprocess.run(
@@ -331,3 +361,4 @@ def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
 def test_triton_kernel_agrees_with_float64_on_a_gpu(dtype: torch.dtype, limit: float) -> None:
     assert triton_difference("cuda", dtype) < limit
+    assert triton_writes_all("cuda", dtype)

@@ -72,6 +72,8 @@ def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int) -> No
         64, shape.kv_heads, shape.width, device=META, dtype=dtype
     )
     query = empty(rows, shape.heads, shape.width, dtype=dtype)
+    own = empty(rows, shape.kv_heads, shape.width, dtype=dtype)
+    attention.write_cache(own, own, empty(rows, dtype=torch.int64), key_cache, value_cache)
     attention.paged_attention(
         query,
         key_cache,
