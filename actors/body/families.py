@@ -13,12 +13,12 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", *GEMMA)
 
 class Norms(NamedTuple):
     """What checkpoints of a family call the norms of a layer: of what enters the gated MLP, and of
-    what attention and that add to the hidden states, None where these are not normed. ``added`` is
+    what attention and that add to the hidden states, "" where these are not normed. ``added`` is
     added to the weights of every norm before they are multiplied with."""
 
     mlp: str = "post_attention_layernorm.weight"
-    attended: str | None = None
-    inner: str | None = None
+    attended: str = ""
+    inner: str = ""
     added: float = 0.0
 
 

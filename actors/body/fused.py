@@ -190,9 +190,9 @@ class _Stacks:
         assert out is not None, "a model has layers"
         return out
 
-    def norm(self, name: str | None, added: float) -> np.ndarray[Any, Any]:
+    def norm(self, name: str, added: float) -> np.ndarray[Any, Any]:
         """Those of ``name``, with ``added``; of size 0 where the family has none."""
-        return self.plain(name or "none") + np.float32(added)
+        return self.plain(name) + np.float32(added)
 
     def plain(self, *names: str) -> np.ndarray[Any, Any]:
         """Those of ``names`` after each other in float32; of size 0 where the family has none."""

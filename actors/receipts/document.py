@@ -42,7 +42,7 @@ class ReceiptError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """What the bits of logits depend on beside the weights. ``version`` counts changes of the
-    arithmetic itself (`lexshard.kernels`). ``processor`` is told, for whoever wonders, and compared
+    arithmetic itself (`lexshard.kernels`). ``processor`` is told for the reader, and compared
     by nothing: where bits depend on it is measured, see docs/receipts.md."""
 
     version: int

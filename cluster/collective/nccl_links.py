@@ -2,7 +2,7 @@
 
 NCCL refuses two ranks on one device and has no time-out. Where a group ends while a broadcast
 waits for a process that has gone, its communicator is aborted; a `Watchdog` ends the process where
-nobody else notices.
+nothing else has ended it.
 """
 
 from __future__ import annotations

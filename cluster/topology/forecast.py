@@ -110,25 +110,36 @@ def forecast(
     )
 
 
-def describe(
+def forecasts(
     model: ModelSizes, counts: Sequence[int], name: str, *, context: int, most: int
-) -> str:
-    """A table of every number of GPUs, and what the loss of one takes.
+) -> list[Forecast]:
+    """Of every number of GPUs of the type ``name``, with all numbers of ranks that hold the model.
 
-    Raises ValueError where no number of ranks holds the model.
+    Raises ValueError where none does.
     """
-    gpu, lines = GPUS[name], [f"A MODEL, not a measurement: {model.name} on {name.upper()}"]
-    lines.append(f"{model.parameters:,} parameters, {context:,} tokens of context a sequence")
+    found: list[Forecast] = []
     for gpus in counts:
-        every = (forecast(model, gpus, ranks, gpu, context=context, most=most) for ranks in RANKS)
-        found = [each for each in every if each is not None]
-        if not found:
+        every = (
+            forecast(model, gpus, ranks, GPUS[name], context=context, most=most) for ranks in RANKS
+        )
+        own = [each for each in every if each is not None]
+        if not own:
             raise ValueError(
                 f"{gpus} GPUs of the type {name}, at most {RANKS[-1]} to a replica, do not hold "
                 f"{model.name} and a sequence of {context:,} tokens: give more, or less --context"
             )
+        found += own
+    return found
+
+
+def describe(model: ModelSizes, found: Sequence[Forecast], name: str, context: int) -> str:
+    """A table of every number of GPUs, and what the loss of one takes."""
+    lines = [f"A MODEL, not a measurement: {model.name} on {name.upper()}"]
+    lines.append(f"{model.parameters:,} parameters, {context:,} tokens of context a sequence")
+    for gpus in dict.fromkeys(each.gpus for each in found):
+        own = [each for each in found if each.gpus == gpus]
         lines += ["", f"{gpus:,} GPUs, nodes of {GPUS_OF_A_NODE}: {_nodes(gpus)}"]
-        lines += [*_rows(found), _lost(found)]
+        lines += [*_rows(own), _lost(own)]
     lines += [
         "",
         "* the most. Not in it: launches, what the host does, draws that need every logit.",

@@ -75,6 +75,30 @@ def _multiply_heads(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _add_product(
+    team: Array,
+    meeting: int,
+    x: Array,
+    weight: Array,
+    norm: Array,
+    epsilon: float,
+    first: int,
+    last: int,
+    branch: Array,
+    out: Array,
+) -> None:
+    """Adds to ``out`` what the panels ``first`` to ``last - 1`` of ``weight`` make of ``x``, and
+    waits for all; where there is a ``norm``, once whole rows are in ``branch`` to be normed."""
+    if norm.shape[0] > 0:
+        multiply_panels(x, weight, branch, False, first, last)
+        wait_for_all(team, meeting)
+        add_normalized(branch, norm, epsilon, first * PANEL, last * PANEL, out)
+    else:
+        multiply_panels(x, weight, out, True, first, last)
+    wait_for_all(team, meeting)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _part(
     rank: int,
     size: int,
@@ -145,7 +169,6 @@ def _part(
     first_qkv, last_qkv = _share(qkv.shape[1], part, parts)
     joined = 1 if by_heads else meeting
     first, last = _share(panels, part, parts)
-    columns = (first * PANEL, last * PANEL)
     first_gate, last_gate = _share(gate_panels, part, parts)
     up = gate_panels * PANEL  # column of the up projection
     normed = np.empty((together, width), dtype=np.float32)
@@ -224,14 +247,8 @@ def _part(
             own_hidden = hidden[start:stop]
             own_attended = attended[start:stop].reshape(count, heads * head_dim)
             x = operand(own_attended, attention_output, attention_output.shape[2])
-            if attended_norm.shape[1] > 0:
-                multiply_panels(x, attention_output[layer], branch, False, first, last)
-                wait_for_all(team, meeting)
-                own = attended_norm[layer]
-                add_normalized(branch, own, epsilon, columns[0], columns[1], own_hidden)
-            else:
-                multiply_panels(x, attention_output[layer], own_hidden, True, first, last)
-            wait_for_all(team, meeting)
+            norm, weight = attended_norm[layer], attention_output[layer]
+            _add_product(team, meeting, x, weight, norm, epsilon, first, last, branch, own_hidden)
             normalize(own_hidden, mlp_norm[layer], epsilon, normed)
             x = operand(normed[:count], gate_up, gate_up.shape[2])
             multiply_panels(x, gate_up[layer], gates, False, first_gate, last_gate)
@@ -242,14 +259,8 @@ def _part(
             gate_inner(gates, up, activation, first_gate * PANEL, last_gate * PANEL, own_inner)
             wait_for_all(team, meeting)
             x = operand(own_inner, down, down.shape[2])
-            if inner_norm.shape[1] > 0:
-                multiply_panels(x, down[layer], branch, False, first, last)
-                wait_for_all(team, meeting)
-                own = inner_norm[layer]
-                add_normalized(branch, own, epsilon, columns[0], columns[1], own_hidden)
-            else:
-                multiply_panels(x, down[layer], own_hidden, True, first, last)
-            wait_for_all(team, meeting)
+            norm, weight = inner_norm[layer], down[layer]
+            _add_product(team, meeting, x, weight, norm, epsilon, first, last, branch, own_hidden)
     if not by_rows:
         low, high = _share(output_rows.shape[0], rank, size)
     normalize(hidden[low:high], final_norm, epsilon, out[low:high])

@@ -34,7 +34,7 @@ class OutsideMass(NamedTuple):
 class Outline(NamedTuple):
     """Where the tokens of one row lie, by their estimates, in bins of tempered logit.
 
-    Bin ``b`` holds estimates with ``floor(estimate * s / BIN_WIDTH) == b`` whoever counts them, so
+    Bin ``b`` holds estimates with ``floor(estimate * s / BIN_WIDTH) == b`` on every shard, so
     that outlines of disjoint sets of tokens add up. Excluded tokens and those ``BINS`` or more
     below the best one are left out.
     """

@@ -20,14 +20,14 @@ REFUSALS = (StartupError, ValueError, OSError)  # a bad configuration is a Value
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of the plan, then those of ``lexshard serve``, whose model and settings it is for."""
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--nodes",
         nargs="+",
         metavar="NODE",
         help="such as '2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB' (default: this machine)",
     )
-    parser.add_argument("--json", action="store_true", help="the plan as JSON")
-    parser.add_argument(
+    where.add_argument(
         "--forecast",
         nargs="+",
         type=at_least(1),
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="so many GPUs, such as 8 64 1024, in the place of nodes: what 1, 2, 4 and 8 of them "
         "to a replica would give, by a formula",
     )
-    parser.add_argument("--gpu", choices=("h100", "h200"), default="h200", help="of --forecast")
+    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.add_argument("--gpu", choices=("h100", "h200"), help="of --forecast (default h200)")
     parser.add_argument(
         "--context",
         type=at_least(1),
-        default=2048,
         metavar="N",
         help="tokens of a sequence, for --forecast (default 2048)",
     )
@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_model_folder(config.draft)
     if arguments.forecast:
         return _forecast(arguments, config)
+    if arguments.gpu or arguments.context:
+        raise ValueError("--gpu and --context are of a forecast: give --forecast, or neither")
     # Seconds: a mistyped folder should not wait for it.
     from lexshard.cluster.topology.nodes import parse_nodes, this_machine
     from lexshard.cluster.topology.plan import configured_plan, describe
@@ -65,11 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _forecast(arguments: argparse.Namespace, config: ServeConfig) -> int:
-    from lexshard.cluster.topology.forecast import describe
+    from lexshard.cluster.topology.forecast import describe, forecasts
     from lexshard.cluster.topology.sizes import read_model_sizes
 
-    engine = config.engine_configuration
-    sizes = read_model_sizes(config.model, engine.dtype)
-    most, context = engine.max_running, arguments.context
-    print(describe(sizes, arguments.forecast, arguments.gpu, context=context, most=most))
+    engine, name = config.engine_configuration, arguments.gpu or "h200"
+    sizes, context = read_model_sizes(config.model, engine.dtype), arguments.context or 2048
+    most = engine.max_running
+    found = forecasts(sizes, arguments.forecast, name, context=context, most=most)
+    every = [asdict(each) for each in found]
+    print(json.dumps(every, indent=2) if arguments.json else describe(sizes, found, name, context))
     return 0

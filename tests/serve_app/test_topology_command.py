@@ -35,10 +35,14 @@ def test_a_plan_says_what_goes_where(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_forecast_is_called_a_model(capsys: Captured) -> None:
-    assert plan("--forecast", "8", "64", "--gpu", "h100", "--context", "512") == 0
+    command = ["topology", "plan", "--model", str(DEMO), "--forecast", "8", "64"]
+    assert main([*command, "--gpu", "h100", "--context", "512"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("A MODEL, not a measurement: lexshard-demo on H100")
     assert "64 GPUs, nodes of 8: 8" in shown
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(each["gpus"], each["ranks"]) for each in told[3:5]] == [(8, 8), (64, 1)]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,7 @@ def test_a_forecast_is_called_a_model(capsys: Captured) -> None:
         (["--index", "absent"], "there is no vocabulary index at absent"),
         (["--gpus-per-shard", "1"], "cannot place the engine: it needs 1 GPU"),
         (["--nodes", "cpus=8"], "says no memory"),
+        (["--context", "512"], "give --forecast"),
         (["--dtype", "int3"], "'dtype'"),
     ],
 )

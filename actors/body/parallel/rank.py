@@ -149,9 +149,9 @@ class _LayerReader:
         self._leaves = leaves
         self._slices = slices
 
-    def norm(self, name: str | None) -> Array:
+    def norm(self, name: str) -> Array:
         """In float32, as it is multiplied with; of size 0 where the family has none."""
-        return np.asarray(self.plain((name or "none", None)) + self._added)
+        return np.asarray(self.plain((name, None)) + self._added)
 
     def plain(self, *parts: tuple[str, range | None]) -> Array:
         """After each other in float32; of size 0 where the family has none."""

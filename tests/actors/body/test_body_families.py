@@ -28,6 +28,7 @@ from tests.support.tiny_models import SERVED, VOCABULARY, save_tiny
 LENGTHS = (45, 18, 33)
 BLOCKS = 12
 LIMIT = 1e-5
+RELATIVE = 5e-6  # of the largest hidden state, as float32 rounds
 
 
 def _token_ids(seed: int) -> list[list[int]]:
@@ -107,8 +108,8 @@ def test_rows_are_those_of_the_plain_forward_pass_with_bits_of_their_own(
         float((model.head.logits(a) - b).abs().max()) for a, b in zip(hidden, logits, strict=True)
     )
     print(f"{family}: hidden states differ by {difference:.1e}, logits by {head_difference:.1e}")
-    largest = max(1.0, *(float(each.abs().max()) for each in hidden))
-    assert difference < LIMIT * largest
+    largest = max(float(each.abs().max()) for each in hidden)
+    assert difference < RELATIVE * largest
     assert head_difference < LIMIT
     assert model.body.hidden_size == hidden[0].shape[1] == model.head.weight.shape[1]
     assert model.body.batch_invariant

@@ -14,26 +14,12 @@ from lexshard.cluster.topology.forecast import (
     LINK,
     describe,
     forecast,
+    forecasts,
 )
-from lexshard.cluster.topology.sizes import ModelSizes, tier_row_bytes
+from lexshard.cluster.topology.sizes import tier_row_bytes
+from tests.support.large_sizes import LLAMA
 
 HEAD = 128_256 * 4096
-LLAMA = ModelSizes(
-    name="large",
-    family="llama",
-    vocabulary_size=128_256,
-    hidden_size=4096,
-    layers=32,
-    kv_heads=8,
-    head_dim=128,
-    max_positions=8192,
-    parameters=8_030_261_248,
-    embedding_parameters=HEAD,
-    output_parameters=HEAD,
-    weight_bytes=2,
-    cpu_kv_bytes=2,
-    fused=True,
-)
 H200 = GPUS["h200"]
 
 
@@ -74,9 +60,10 @@ def test_ranks_read_their_part_and_wait_for_each_other() -> None:
 def test_what_does_not_fit_is_left_out_or_refused() -> None:
     assert forecast(LLAMA, 1, 2, H200, context=2048, most=8) is None
     assert forecast(LLAMA, 8, 1, H200, context=2_000_000, most=8) is None
-    shown = describe(LLAMA, [8, 64, 1024], "h100", context=2048, most=256)
+    found = forecasts(LLAMA, [8, 64, 1024], "h100", context=2048, most=256)
+    shown = describe(LLAMA, found, "h100", 2048)
     assert shown.startswith("A MODEL, not a measurement")
     assert "1,024 GPUs, nodes of 8: 128" in shown
     assert "a GPU 1/1024 to 1/128" in shown
     with pytest.raises(ValueError, match="do not hold large"):
-        describe(LLAMA, [1], "h100", context=2_000_000, most=1)
+        forecasts(LLAMA, [1], "h100", context=2_000_000, most=1)

@@ -31,26 +31,11 @@ from lexshard.cluster.topology.sizes import (
     tier_row_bytes,
 )
 from lexshard.kernels.quantize import quantize
+from tests.support.large_sizes import LLAMA
 from tests.support.paths import DEMO
 from tests.support.tiny_models import save_tiny
 
 GIB = 2**30
-LLAMA = ModelSizes(
-    name="large",
-    family="llama",
-    vocabulary_size=128_256,
-    hidden_size=4096,
-    layers=32,
-    kv_heads=8,
-    head_dim=128,
-    max_positions=8192,
-    parameters=8_030_261_248,
-    embedding_parameters=128_256 * 4096,
-    output_parameters=128_256 * 4096,
-    weight_bytes=2,
-    cpu_kv_bytes=2,
-    fused=True,
-)
 GPUS = NodeResources("a", 16, 256 * GIB, 4, 80 * GIB)
 
 
