@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,19 @@ class Candidates:
     offsets: npt.NDArray[np.int64]  # [N + 1]
     certificates: tuple[Certificate, ...]
     adjustments: Adjustments | None = None  # N rows
+    drawn: npt.NDArray[np.int32] | None = None  # [N] by the head's device, -1 where it drew none
+
+    def some(self, rows: Sequence[int], adjustments: Adjustments | None) -> Candidates:
+        """Those of ``rows``, in this order, whose processors are ``adjustments``."""
+        own = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        return Candidates(
+            np.concatenate([self.ids[each] for each in own]),
+            np.concatenate([self.raw[each] for each in own]),
+            np.cumsum([0, *(each.stop - each.start for each in own)], dtype=np.int64),
+            tuple(self.certificates[row] for row in rows),
+            adjustments,
+            None if self.drawn is None else self.drawn[list(rows)],
+        )
 
     def logit_of(self, row: int, token_id: int) -> float:
         """The raw canonical logit of one of the tokens of a row."""

@@ -21,6 +21,9 @@ class Batch:
     its key and value go to ``slots[t]`` (block * 16 + offset). A sequence's rows are consecutive
     tokens, and sequences come in the order of their block tables. ``output_rows``, ascending, are
     the rows whose hidden state is wanted.
+
+    ``drawn`` are the tokens of all rows where only the body's device knows them, below 0 where it
+    does not either: such a row computes something. ``token_ids`` are anything then.
     """
 
     token_ids: npt.NDArray[np.int32]  # [T]
@@ -29,6 +32,7 @@ class Batch:
     row_sequence: npt.NDArray[np.int32]  # [T]
     block_tables: npt.NDArray[np.int32]  # [S, max_blocks]
     output_rows: npt.NDArray[np.int32]  # [N]
+    drawn: torch.Tensor | None = None  # [T] int32
 
 
 def whole_text(token_ids: Sequence[int], output_rows: npt.NDArray[np.int32]) -> Batch:

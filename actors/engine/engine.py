@@ -39,10 +39,10 @@ from lexshard.actors.engine.start.accelerator import measure_device
 from lexshard.actors.engine.start.information import describe_engine
 from lexshard.actors.engine.start.memory import default_kv_bytes, device_kv_bytes
 from lexshard.actors.engine.start.remembered_timings import RememberedTimings
+from lexshard.actors.engine.start.warm_up import sized_requests, warm_up_requests
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.steps import Steps
 from lexshard.actors.engine.threads.choice import EngineThreads
-from lexshard.actors.engine.warm_up import sized_requests, warm_up_requests
 from lexshard.actors.grammar.grammars import Grammars
 from lexshard.actors.head.build import build_head
 from lexshard.actors.head.sharded.checks import check_shards
@@ -59,6 +59,8 @@ from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.text.codec import TextCodec
 
 if TYPE_CHECKING:
+    import torch
+
     from lexshard.actors.body.parallel.loading import StartRanks
     from lexshard.actors.body.parallel.parallel_body import ParallelBody
     from lexshard.actors.head.sharded.recovering_head import ShardStarter
@@ -137,6 +139,7 @@ class Engine:
             self._scheduler,
             constraints=self._constraints,
             overlaps=self.overlaps,
+            draws_ahead=self._draws_ahead(built.device),
             speculation=self._speculation,
         )
         self._codec: TextCodec | None = None
@@ -200,6 +203,14 @@ class Engine:
     def overlaps(self) -> bool:
         """Whether decisions are made beside the next step's forward pass, of other sequences."""
         return self.configuration.samplers > 0
+
+    def _draws_ahead(self, head_device: torch.device) -> bool:
+        """Whether steps begin from what the head's device has drawn: where it is the body's, in
+        this process, and nothing else guesses tokens."""
+        parts = self.configuration.samplers or self.configuration.shards > 1
+        ranks = self.configuration.tensor_parallel is not None
+        alone = not parts and not ranks and self._speculation is None
+        return alone and head_device.type != "cpu" and self._body.device == head_device
 
     def close(self) -> None:
         """End samplers, shards and ranks; the engine is of no use any more."""

@@ -23,7 +23,7 @@ from heapq import heappop, heapreplace
 from lexshard.actors.engine.fair_share import FairShare
 from lexshard.actors.engine.prompt_scores import SharedScores
 from lexshard.actors.engine.sequence import Sequence
-from lexshard.actors.engine.step_plan import StepDraft, StepPlan, next_chunk
+from lexshard.actors.engine.step_plan import NO_ROWS, Chunk, StepDraft, StepPlan, next_chunk
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
 
 ByClient = dict[str, list[Sequence]]
@@ -143,6 +143,31 @@ class Scheduler:
         else:
             self._share_out(step)
         return StepPlan(tuple(step.chunks.values()))
+
+    def follow(self, plan: StepPlan) -> StepPlan | None:
+        """The step after ``plan``, whose chunks draw a token each, before these are known: one more
+        token of every sequence that goes on for certain. None where another step may come next:
+        one runs that is not in ``plan``, one could be let in, or there are no blocks."""
+        planned = {chunk.sequence for chunk in plan.chunks}
+        if not planned.issuperset(self._running):
+            return None
+        waiting = [share for share in self._shares.values() if share.waiting_clients]
+        full = len(self._running) >= self._max_running
+        if waiting and (not full or any(share.newcomers for share in waiting)):
+            return None
+        step = StepDraft(self._step_tokens, len(planned))
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            most = sequence.request.parameters.max_tokens
+            if not sequence.blocks or sequence.output_length + 1 >= most:
+                continue
+            if not self._reserve(sequence, chunk.start + 2):
+                return None
+            step.put(Chunk(sequence, chunk.start + 1, 1, 1, NO_ROWS))
+            if waiting:
+                share, client = self._shares[sequence.request.priority], sequence.request.client
+                _charge(share, client, step)
+        return StepPlan(tuple(step.chunks.values())) if step.chunks else None
 
     def _everything_fits(self) -> bool:
         """Whether none waits and the step has room for all that is to be computed: then there is

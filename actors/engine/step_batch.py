@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.engine.ahead import UNKNOWN
 from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
 
-def build_batch(plan: StepPlan) -> Batch:
-    """Pack a plan's chunks one after the other.
+def build_batch(plan: StepPlan, drawn: torch.Tensor | None = None) -> Batch:
+    """Pack a plan's chunks one after the other; ``drawn`` is what all of them compute where no
+    sequence has these tokens yet.
 
     Output rows, chunk by chunk: the rows that score prompt tokens, then the rows that draw.
     """
     if all(chunk.count == chunk.draws == 1 for chunk in plan.chunks):
-        return _of_last_tokens(plan)
+        return _of_last_tokens(plan, drawn)
     total = plan.tokens
     token_ids = np.empty(total, dtype=np.int32)
     positions = np.empty(total, dtype=np.int32)
@@ -49,14 +52,14 @@ def build_batch(plan: StepPlan) -> Batch:
     )
 
 
-def _of_last_tokens(plan: StepPlan) -> Batch:
+def _of_last_tokens(plan: StepPlan, drawn: torch.Tensor | None) -> Batch:
     """Where every sequence computes its last token and draws, as most steps do: what is built in
     lists is read from fewer places."""
     token_ids, positions, slots = [], [], []
     for chunk in plan.chunks:
         sequence, position = chunk.sequence, chunk.start
         block, place = divmod(position, BLOCK_TOKENS)
-        token_ids.append(sequence.token_ids[position])
+        token_ids.append(UNKNOWN if drawn is not None else sequence.token_ids[position])
         positions.append(position)
         slots.append(sequence.blocks[block] * BLOCK_TOKENS + place)
     rows = np.arange(len(positions), dtype=np.int32)
@@ -67,6 +70,7 @@ def _of_last_tokens(plan: StepPlan) -> Batch:
         row_sequence=rows,
         block_tables=_block_tables(plan),
         output_rows=rows,
+        drawn=drawn,
     )
 
 

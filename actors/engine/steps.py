@@ -1,12 +1,13 @@
 """The steps of an engine: plan, forward, decide, commit.
 
-Two ways to put steps one after the other stand side by side: `Steps.in_turn` and
-`Steps.overlapped`. The driver (`Steps.step`, `actors.engine.loop`) says where the body
+Three ways to put steps one after the other stand side by side: `Steps.in_turn`, `Steps.overlapped`
+and `Steps.ahead`. The driver (`Steps.step`, `actors.engine.loop`) says where the body
 computes, and tells what happened.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.plane import DecisionPlane
+from lexshard.actors.engine.ahead import BegunStep, DeviceDraws, begins_alone, names_of
 from lexshard.actors.engine.booking import Booking, InFlightStep, PendingRows
 from lexshard.actors.engine.constraints import Constraints
 from lexshard.actors.engine.scheduler import Scheduler
@@ -27,6 +29,7 @@ from lexshard.actors.engine.step_batch import build_batch
 from lexshard.actors.engine.step_plan import Chunk, StepPlan
 from lexshard.actors.engine.threads.choice import begin_step
 from lexshard.actors.head.build import BuiltHead
+from lexshard.actors.head.gpu.device_rows import some_rows
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import SequenceEvent
 from lexshard.actors.proposal import GuessTest
@@ -51,6 +54,7 @@ class StepProgress:
     idle: bool = False
 
 
+logger = logging.getLogger("lexshard.engine")
 _COMPUTING, _BETWEEN, _IDLE = StepProgress(computing=True), StepProgress(), StepProgress(idle=True)
 
 
@@ -60,7 +64,8 @@ class Steps:
     Where decisions overlap (``overlaps``), those of a step are made beside the forward pass of the
     next one, which is of other sequences. ``speculation`` guesses tokens that are verified in the
     step that would have drawn them: a guess that is what its row draws saves a step, and none
-    changes a token.
+    changes a token. With ``draws_ahead`` a step begins from what the device has drawn, which must
+    be the body's and the head's.
     """
 
     def __init__(
@@ -73,9 +78,11 @@ class Steps:
         *,
         constraints: Constraints,
         overlaps: bool,
+        draws_ahead: bool = False,
         speculation: Speculation | None = None,
     ) -> None:
         self.overlaps = overlaps
+        self.draws_ahead = draws_ahead
         self.booking = Booking(
             model.eos_token_ids, head.head, plane, states, scheduler, constraints, speculation
         )
@@ -88,6 +95,8 @@ class Steps:
         self._constraints = constraints
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
+        self._begun: BegunStep | None = None
+        self.device_draws = DeviceDraws()
 
     @property
     def counters(self) -> Counters:
@@ -116,6 +125,8 @@ class Steps:
 
     def run(self, start: StartForward) -> Iterator[StepProgress]:
         """Steps without end, their forward passes started by ``start``."""
+        if self.draws_ahead:
+            return self.ahead()
         return self.overlapped(start) if self.overlaps else self.in_turn(start)
 
     def in_turn(self, start: StartForward) -> Iterator[StepProgress]:
@@ -144,6 +155,59 @@ class Steps:
             self._in_flight = self.decide(plan, hidden())
             yield _BETWEEN
 
+    def ahead(self) -> Iterator[StepProgress]:
+        """The tokens of a step are decided while the next one computes, which began from those that
+        the device had drawn."""
+        while True:
+            begun, self._begun = self._begun, None
+            if begun is None:
+                plan = self.plan()
+                if plan is None:
+                    yield _BETWEEN if self._constraints.wait() else _IDLE
+                    continue
+                begun = self._begin(plan)
+            following = self._follow(begun)
+            yield _COMPUTING
+            step = self.decide(begun.plan, begun.hidden, begun)
+            events = self.commit(step)
+            if following is not None:
+                self._begun = self._kept(following, step)
+            yield StepProgress(events)
+
+    def _begin(self, plan: StepPlan, drawn: torch.Tensor | None = None) -> BegunStep:
+        """Launches a step: one of ``drawn`` tokens, or of those that its sequences have."""
+        hidden = self.forward(plan, drawn)
+        if not begins_alone(plan):
+            return BegunStep(plan, hidden)
+        names = names_of(plan, ahead=drawn is not None)
+        thresholds = self._head.screened(hidden, names)
+        return BegunStep(plan, hidden, thresholds, tuple(range(len(plan.chunks))))
+
+    def _follow(self, begun: BegunStep) -> BegunStep | None:
+        """Launches the step after one whose tokens are not decided, where that can be."""
+        if begun.drawn is None or self.device_draws.fails:
+            return None
+        plan = self._scheduler.follow(begun.plan)
+        if plan is None:
+            return None
+        return self._begin(plan, begun.drawn_for(plan))
+
+    def _kept(self, following: BegunStep, step: InFlightStep) -> BegunStep | None:
+        """What can be used of a step that has begun, now that ``step`` is decided."""
+        found = None if step.pending is None else step.pending.candidates.drawn
+        if found is None or step.broken:
+            return None
+        drawn = dict(zip(step.plan.chunks, found.tolist(), strict=True))
+        draws = self.device_draws
+        draws.count(drawn)
+        if draws.fails:
+            logger.warning("%s: no step begins from the device's tokens any more", draws)
+        kept = following.going_on_from({chunk.sequence: drawn[chunk] for chunk in drawn})
+        if kept is not None:
+            for chunk in kept.plan.chunks:
+                chunk.sequence.awaiting = True  # it must not be forgotten when it is cancelled
+        return kept
+
     def _forward_here(self, plan: StepPlan) -> Callable[[], torch.Tensor]:
         hidden = self.forward(plan)
         return lambda: hidden
@@ -165,18 +229,23 @@ class Steps:
         self._constraints.start(plan)
         return plan if plan.chunks else None
 
-    def forward(self, plan: StepPlan) -> torch.Tensor:
+    def forward(self, plan: StepPlan, drawn: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states ``[N, d]`` of the rows that score or draw (see ``build_batch``)."""
         started = time.perf_counter()
         begin_step(plan.tokens)
-        hidden: torch.Tensor = self._model.body.forward(build_batch(plan)).to(self._head_device)
+        hidden: torch.Tensor = self._model.body.forward(build_batch(plan, drawn)).to(
+            self._head_device
+        )
         seconds = time.perf_counter() - started
         self.counters.body_seconds += seconds
         self.counters.observe("body", seconds)
         return hidden
 
-    def decide(self, plan: StepPlan, hidden: torch.Tensor) -> InFlightStep:
-        """The head, and the decisions asked for: the plan's sequences that draw wait for them."""
+    def decide(
+        self, plan: StepPlan, hidden: torch.Tensor, begun: BegunStep | None = None
+    ) -> InFlightStep:
+        """The head, and the decisions asked for: the plan's sequences that draw wait for them. A
+        head that has ``begun`` ends."""
         rows: list[int] = []
         chunks: list[Chunk] = []
         broken: dict[Sequence, Exception] = {}
@@ -197,9 +266,10 @@ class Steps:
                 row += chunk.draws
         pending = None
         if chunks:
-            if len(rows) < hidden.shape[0]:
-                hidden = hidden[rows]
-            pending = self._ask(hidden, chunks, broken)
+            if begun is not None and begun.thresholds is not None:
+                pending = self._ask(hidden, chunks, broken, begun)
+            else:
+                pending = self._ask(some_rows(hidden, rows), chunks, broken)
         self.counters.steps += 1
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -251,10 +321,14 @@ class Steps:
     # -- what they are made of --------------------------------------------------------------------
 
     def _ask(
-        self, hidden: torch.Tensor, chunks: list[Chunk], broken: dict[Sequence, Exception]
+        self,
+        hidden: torch.Tensor,
+        chunks: list[Chunk],
+        broken: dict[Sequence, Exception],
+        begun: BegunStep | None = None,
     ) -> PendingRows | None:
         """Ask for a token for every row ``hidden [N, d]`` that ``chunks`` draw; rows that cannot
-        have one end their sequence alone."""
+        have one end their sequence alone. Of a step that has ``begun`` the rows are in it."""
         started = time.perf_counter()
         names: list[int] = []
         drafted: list[tuple[int, ...]] = []
@@ -273,8 +347,13 @@ class Steps:
         exchanged = self._head.counters.exchange_seconds
         try:
             asked = RowNames(tuple(names), tuple(drafted), tests, tuple(masks))
-            candidates = self._head.candidates(hidden, asked)
+            if begun is None:
+                candidates = self._head.candidates(hidden, asked)
+            else:
+                candidates = begun.candidates(self._head)
         except NonFiniteHiddenError as error:
+            if begun is not None:  # perhaps a row that was left out
+                return self._ask(some_rows(hidden, begun.rows), chunks, broken)
             owners = [chunk.sequence for chunk in chunks for _ in range(chunk.draws)]
             broken.update((owners[row], error) for row in error.rows)
             rows = [row for row, sequence in enumerate(owners) if sequence not in broken]

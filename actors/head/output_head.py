@@ -38,12 +38,16 @@ class Thresholds:
 
     ``masses`` are the rows that bounds on the whole softmax decide, where shards have agreed on
     them; without them a head decides alone.
+
+    ``drawn`` [N] int32 lies on a device that draws for every row: what samplers will very likely
+    decide, or -1 (`kernels.search.gpu.triton_draw`).
     """
 
     tau: npt.NDArray[np.float64] | torch.Tensor
     rows: RowTable  # [N]
     screening: Screening
     masses: Mapping[int, Mass] | None = None
+    drawn: torch.Tensor | None = None
 
 
 class OutputHead(Protocol):

@@ -15,7 +15,7 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.guess_tests import decide_by_candidates
-from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.output_head import OutputHead, Thresholds
 from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.need import Need
@@ -65,6 +65,14 @@ class SequenceHead:
         if not names.tests:
             return found
         return decide_by_candidates(found, rows, names.tests, self.vocabulary_size)
+
+    def screened(self, hidden: torch.Tensor, names: RowNames) -> Thresholds:
+        """Begins what `candidates` gives of rows that test no guess; on a GPU nothing waits."""
+        return self.head.screen(hidden, self._states.table(names))
+
+    def rescored(self, thresholds: Thresholds) -> Candidates:
+        """The candidates of `screened` rows. Raises as `candidates`."""
+        return self.head.rescore(thresholds)
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] of no sequence. Raises as `candidates`."""

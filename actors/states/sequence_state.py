@@ -89,6 +89,11 @@ class SequenceState:
         """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
         return not self._rules.phrases and self.output_length >= self.parameters.min_tokens
 
+    @property
+    def indifferent(self) -> bool:
+        """Whether what a row asks from now on is the same whatever is drawn before it."""
+        return self.steady and not self.penalised
+
     def may_follow(self, token_id: int) -> bool:
         """Whether a token that its mask holds is not banned at the next place."""
         return token_id not in self._banned(())

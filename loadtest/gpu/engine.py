@@ -25,12 +25,15 @@ MODEL = Path(__file__).resolve().parents[2] / "models/lexshard-demo"
 STEP = Measure("step", "ms", higher_is_better=False)
 DEPENDENT = Measure("tokens that depend on the batch", "of tokens", higher_is_better=False)
 
+OTHERWISE = Measure("tokens that the host decides otherwise", "of tokens", higher_is_better=False)
+
 SEQUENCES = (1, 16, 64)
 STEPS = 64
 RUNS = 5
 COMPARED_SEQUENCES, COMPARED_TOKENS = 24, 64
 GRAPHS, PLAIN, FIXED = "graphs", "without graphs", "graphs of one shape"
 COMPILED = "graphs of compiled layers"
+IN_TURN = "graphs, each step after the decisions of the one before"
 FLASH = "graphs, attention by FlashInfer"
 
 
@@ -38,13 +41,15 @@ def measure_engine(report: Report, budget: Budget) -> list[str]:
     """Measures every way to compute the body; returns what did not fit the budget."""
     left_out: list[str] = []
     flash = (FLASH,) if find_spec("flashinfer") else ()
-    for name in (GRAPHS, COMPILED, *flash, PLAIN, FIXED):
+    for name in (GRAPHS, COMPILED, *flash, IN_TURN, PLAIN, FIXED):
         if budget.spent:
             left_out.append(f"engine, {name}")
             continue
         engine = _make_engine(name)
         with _without_graphs(engine.model.body) if name == PLAIN else nullcontext():
             _measure_steps(engine, name, report, budget, left_out)
+            if engine.steps.draws_ahead:
+                _tell_of_the_device(engine, name, report)
             if budget.spent:
                 left_out.append(f"engine, {name}: {DEPENDENT.name}")
             else:
@@ -54,7 +59,7 @@ def measure_engine(report: Report, budget: Budget) -> list[str]:
 
 
 def _make_engine(name: str) -> Engine:
-    return Engine(
+    engine = Engine(
         EngineConfiguration(
             str(MODEL),
             device="cuda",
@@ -66,6 +71,8 @@ def _make_engine(name: str) -> Engine:
             prefix_cache=False,
         )
     )
+    engine.steps.draws_ahead = name != IN_TURN
+    return engine
 
 
 @contextmanager
@@ -93,6 +100,13 @@ def _measure_steps(
             run_to_completion(engine, asked)
             times.append(1e3 * (time.perf_counter() - started) / STEPS)
         report.add({"what": "engine", "sequences": sequences}, STEP, {name: times})
+
+
+def _tell_of_the_device(engine: Engine, name: str, report: Report) -> None:
+    """How many of the tokens that the device drew were not those that the host decided then."""
+    draws = engine.steps.device_draws
+    case: CaseLabels = {"what": "engine", "decided": draws.decided}
+    report.add(case, OTHERWISE, {name: [draws.wrong / max(draws.decided, 1)]})
 
 
 def _measure_dependence(engine: Engine, name: str, report: Report) -> None:

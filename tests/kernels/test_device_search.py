@@ -20,7 +20,7 @@ from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Certificate, Request, RowDecision, SamplingParameters
 from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import RowTable, flatten_adjustments
+from lexshard.actors.states.row_table import RowNames, RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.quantize import quantize
@@ -28,7 +28,7 @@ from lexshard.kernels.rows import as_array, canonical_logits, postprocess, refer
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.reference import compared_values, outward
 from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
-from tests.support.decisions import screen_and_decide
+from tests.support.decisions import LooseStates, decide, screen_and_decide
 from tests.support.paths import ROOT
 from tests.support.search_cases import answer, random_adjustment
 
@@ -108,7 +108,7 @@ def _run(
         for need in needs
     ]
     packed = packing.pack_support(adjustments, seen, size)
-    integers, reals = packing.pack_questions(flat)
+    integers, reals = packing.pack_questions(flat, RowTable.of(needs).controls)
     reals[:, 2], reals[:, 3] = packed.slope, packed.size
     masks = np.zeros((1, 1), np.int64)
     if len(adjustments.masks):
@@ -212,8 +212,8 @@ def check_the_threshold_is_the_answer_itself(device: str) -> None:
     weight[:, 0] = values[0]
     hidden = np.zeros((2, 16), np.float32)
     hidden[:, 0] = 1.0
-    needs = RowTable.of([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)]).search()
-    integers, reals = packing.pack_questions(needs)
+    rows = RowTable.of([Need("topk", k=k), Need("top1", key=9, inverse_temperature=1.0)])
+    integers, reals = packing.pack_questions(rows.search(), rows.controls)
 
     def put(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -300,6 +300,56 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
         assert certificates[2].guarantee == "dense"
 
 
+# What a device can draw for itself: of each row the tokens are searched.
+DRAWN = (
+    SamplingParameters(temperature=0.0),
+    SamplingParameters(temperature=1.3, seed=3),
+    SamplingParameters(temperature=0.9, top_k=8, seed=4),
+    SamplingParameters(temperature=0.7, top_k=7, top_p=0.6, seed=5),
+    SamplingParameters(temperature=1.5, top_k=8, top_p=0.95, min_p=0.2, seed=6),
+    SamplingParameters(temperature=1.5, min_p=0.1, seed=7),
+    SamplingParameters(temperature=1.2, min_p=0.02, top_p=0.8, seed=8),
+    SamplingParameters(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParameters(temperature=1.0, presence_penalty=-1.0, min_tokens=9, seed=9),
+    SamplingParameters(temperature=0.8, top_k=3, logit_bias=((7, 4.0), (9, -100.0)), seed=10),
+    SamplingParameters(temperature=0.7, top_k=5, allowed_ids=tuple(range(299)), seed=11),
+)
+
+
+def check_the_device_draws_what_the_host_decides(device: str) -> None:
+    """Every kind of row, duplicate weights and ties between logits among them; where there is no
+    room for the candidates, and where a row is not searched, it draws none."""
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
+
+    size, columns = 300, 48
+    random = np.random.default_rng(12)
+    values = np.round(random.standard_normal((size, columns)), 2).astype(np.float32)
+    weight = torch.from_numpy(values[random.integers(0, size // 3, size)]).bfloat16()
+    bias = torch.from_numpy(random.integers(0, 2, size).astype(np.float32))
+    _, scale, softcap = HEADS[3]
+    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
+    head = (weight, bias, softcap, scale, size, ladder)
+    shard = DeviceShard(*head, device=device, capacity=256, largest_k=8)
+    states = [
+        SequenceState(Request("r", 0, (1, 5, 7, 7), each, resumed_ids=(9, 5)), size, (2,))
+        for each in DRAWN
+    ]
+    names = RowNames(tuple(range(len(states))))
+    hidden = torch.from_numpy(random.standard_normal((len(states), columns))).float()
+    thresholds = shard.screen(hidden, LooseStates(size, states).table(names))
+    candidates = shard.rescore(thresholds)
+    assert thresholds.drawn is not None
+    assert candidates.drawn is not None
+    decided = [each and each.token_id for each in decide(candidates, states, size)]
+    assert thresholds.drawn.tolist() == candidates.drawn.tolist() == decided
+    cramped = DeviceShard(*head, device=device, capacity=1, largest_k=8)
+    thresholds = cramped.screen(hidden[2:3], RowTable.of([Need("topk", k=5)]))
+    assert thresholds.drawn is not None
+    assert thresholds.drawn.tolist() == [-1]
+    mixed = RowTable.of([Need("top1"), Need("dense")])
+    assert shard.screen(hidden[:2], mixed).drawn is None
+
+
 def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
     from lexshard.actors.head.gpu.device_shard import DeviceShard
 
@@ -361,6 +411,7 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
 
 QUICK_CHECKS = (
     check_the_shard_draws_the_tokens_of_the_cpu,
+    check_the_device_draws_what_the_host_decides,
     check_hidden_states_that_are_not_finite_are_named,
     check_a_wrong_slack_is_noticed,
     check_too_many_candidates_are_counted,
@@ -424,12 +475,12 @@ assert len({kernel.name for kernel in compiled}) >= 12
 with compiling() as compiled, Recorded():
     plain.replay(1)()
 print(*(kernel.name for kernel in compiled))
-assert len(compiled) == 8, "begin, which is beside the screen, the screen's two, and five"
+assert len(compiled) == 9, "begin, which is beside the screen, the screen's two, and six"
 assert operators <= {"empty", "view", "select", "detach"}, operators  # which launch nothing
 """
 
 
-def test_a_step_of_the_head_is_eight_launches_that_compile_for_a_gpu() -> None:
+def test_a_step_of_the_head_is_nine_launches_that_compile_for_a_gpu() -> None:
     """Down to machine code for compute capability 9.0, without a device. Where nothing is penalised
     or post-processed a graph holds nothing but these launches."""
     pytest.importorskip("triton")

@@ -194,4 +194,5 @@ def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
             # A sequence's rows are side by side, so those of a piece have as many at most.
             block_tables=batch.block_tables[owners[0] : owners[-1] + 1],
             output_rows=wanted[inside] - start,
+            drawn=None if batch.drawn is None else batch.drawn[own],
         )

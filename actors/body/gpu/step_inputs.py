@@ -26,9 +26,10 @@ class StepInputs:
 
 def on_the_host(batch: Batch) -> StepInputs:
     """The arrays of ``batch`` themselves."""
-    return StepInputs(
-        **{each: torch.from_numpy(getattr(batch, each)) for each in StepInputs.__slots__}
-    )
+    arrays = {each: torch.from_numpy(getattr(batch, each)) for each in StepInputs.__slots__}
+    if batch.drawn is not None:
+        arrays["token_ids"] = batch.drawn.clamp(min=0)
+    return StepInputs(**arrays)
 
 
 def sent(batch: Batch, device: torch.device) -> StepInputs:
@@ -89,6 +90,8 @@ class StaticInputs:
             # The allocator of pinned memory keeps it until the copy is done.
             host = host.pin_memory()
         self._words.copy_(host, non_blocking=True)
+        if batch.drawn is not None:
+            own.token_ids[:count].copy_(batch.drawn.clamp(min=0))
 
 
 def _padded(

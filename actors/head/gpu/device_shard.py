@@ -25,6 +25,7 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.backoff import Backoff
+from lexshard.actors.head.gpu.device_rows import put_rows, some_rows
 from lexshard.actors.head.gpu.device_step import (
     DeviceScreen,
     DeviceStep,
@@ -193,15 +194,24 @@ class DeviceShard:
         kind = step_kind([rows.kinds[row] for row in searched])
         name = self._choose(len(searched), kind) if searched else ""
         launches = []
-        tau = torch.full((len(rows),), math.nan, dtype=torch.float64, device=self.weight.device)
+        device = self.weight.device
+        tau = torch.full((len(rows),), math.nan, dtype=torch.float64, device=device)
+        drawn = torch.full((len(rows),), -1, dtype=torch.int32, device=device)
         for start in range(0, len(searched), BUCKETS[-1]):
             own = searched[start : start + BUCKETS[-1]]
             launch = self._launch(own, name, states, rows)
             if launch is not None:
                 launches.append(launch)
                 # A copy at once: the next launch of this size writes to the same memory.
-                tau[torch.tensor(own, device=tau.device)] = launch.results.thresholds[: len(own)]
-        return Thresholds(tau, rows, DeviceScreening(states, tuple(launches)))
+                put_rows(tau, own, launch.results.thresholds[: len(own)])
+                put_rows(drawn, own, launch.results.drawn[: len(own)])
+        draws_all = self.owned.whole and sum(len(each.rows) for each in launches) == len(rows)
+        return Thresholds(
+            tau,
+            rows,
+            DeviceScreening(states, tuple(launches)),
+            drawn=drawn if draws_all else None,
+        )
 
     def _searches(self, rows: RowTable, row: int) -> bool:
         if computes_allowed(rows, row, self.vocabulary_size):
@@ -222,13 +232,14 @@ class DeviceShard:
         packed = self._packed(rows.some(searched))
         if len(packed.support.entries) > len(self._entries):
             return None
-        states = hidden if len(searched) == len(hidden) else hidden[list(searched)]
+        states = some_rows(hidden, searched)
         step = self._step(len(searched), name)
         return Launch(tuple(searched), name, step.launch(states, packed))
 
     def _packed(self, rows: RowTable) -> PackedStep:
         seen = list(map(self._seen, rows.adjustments))
-        return pack_step(rows.search(), self.owned.of_rows(rows.flat), seen, self._size)
+        adjustments = self.owned.of_rows(rows.flat)
+        return pack_step(rows.search(), rows.controls, adjustments, seen, self._size)
 
     def _seen(self, adjustment: Adjustment | None) -> Ids:
         """The rows of this shard that are tokens seen by what is penalised."""
@@ -266,15 +277,17 @@ class DeviceShard:
         found: list[FoundRow | None] = [None] * len(rows)
         read = [0] * len(rows)
         sound = np.ones(len(rows), np.bool_)
+        drawn = np.full(len(rows), -1, np.int32)
         for launch in step.launches:
-            self._collect(launch, rows, found, read, sound)
+            drawn[list(launch.rows)] = self._collect(launch, rows, found, read, sound)
         dense = [row for row in range(len(rows)) if found[row] is None]
         if step.hidden.is_cuda and dense:
             finite = torch.isfinite(step.hidden[dense]).all(dim=1)
             sound[dense] &= finite.cpu().numpy()
         refuse_unsound(sound)
         self._complete(step, rows, found, read)
-        return self._candidates(rows.flat, [row for row in found if row is not None])
+        candidates = self._candidates(rows.flat, [row for row in found if row is not None])
+        return candidates if thresholds.drawn is None else replace(candidates, drawn=drawn)
 
     def _collect(
         self,
@@ -283,9 +296,10 @@ class DeviceShard:
         found: list[FoundRow | None],
         read: list[int],
         sound: npt.NDArray[np.bool_],
-    ) -> None:
-        """Fills in what a launch has decided, and what every row of it has read."""
-        largest, finite, counts, candidates, products = launch.results.read()
+    ) -> Ids:
+        """Fills in what a launch has decided, and what every row of it has read; what its rows
+        drew."""
+        largest, finite, counts, drawn, candidates, products = launch.results.read()
         share = self._bytes[launch.tier] // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
@@ -303,6 +317,8 @@ class DeviceShard:
                 float(largest[place_in_step]),
             )
         self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
+        own: Ids = drawn[: len(launch.rows)]
+        return own
 
     def _complete(
         self,

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search import Needs
@@ -30,7 +31,8 @@ from lexshard.kernels.search.gpu.search import (
     search,
     unpack_results,
 )
-from lexshard.kernels.search.gpu.triton_bounds import IDLE
+from lexshard.kernels.search.gpu.triton_adjust import REALS
+from lexshard.kernels.search.gpu.triton_bounds import IDLE, INTEGERS
 
 DeviceScreen = Callable[[torch.Tensor], Screened]
 # Besides searching: nothing, adjusting the estimates of some tokens, leaving those of masks, too.
@@ -45,7 +47,7 @@ class PackedStep:
     """What N rows ask, as the bytes that travel to the device."""
 
     integers: npt.NDArray[np.int64]  # [N, 5]
-    reals: npt.NDArray[np.float64]  # [N, 4]
+    reals: npt.NDArray[np.float64]  # [N, 6]
     support: PackedSupport
     masks: npt.NDArray[np.uint64]  # [M, blocks]
     mask: npt.NDArray[np.int64]  # [N], places among them or -1
@@ -53,13 +55,15 @@ class PackedStep:
 
 def pack_step(
     needs: Needs,
+    controls: Controls,
     adjustments: Adjustments,
     seen: Sequence[npt.NDArray[np.int32]],
     vocabulary_size: int,
 ) -> PackedStep:
-    """``seen`` are the ids that rows have seen."""
+    """Rows that search for ``needs`` and draw by ``controls``; ``seen`` are the ids that they have
+    seen."""
     support = pack_support(adjustments, seen, vocabulary_size)
-    integers, reals = pack_questions(needs)
+    integers, reals = pack_questions(needs, controls)
     reals[:, 2], reals[:, 3] = support.slope, support.size
     return PackedStep(integers, reals, support, adjustments.masks, adjustments.mask)
 
@@ -69,12 +73,13 @@ class StepResults:
     """What a launched step will have written to the host's memory."""
 
     memory: torch.Tensor
-    thresholds: torch.Tensor  # [N] float64
+    thresholds: torch.Tensor  # [N] float64, on the device
+    drawn: torch.Tensor  # [N] int32, likewise
     rows: int  # of the buffers
     wait: Callable[[], None]
 
     def read(self) -> tuple[npt.NDArray[Any], ...]:
-        """Waits; ``largest``, ``finite``, ``counts``, ``candidates`` and ``logits``."""
+        """Waits; ``largest``, ``finite``, ``counts``, ``drawn``, ``candidates`` and ``logits``."""
         self.wait()
         return tuple(part.numpy() for part in unpack_results(self.memory, self.rows))
 
@@ -115,9 +120,11 @@ class DeviceStep:
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hidden = torch.zeros(rows, columns, device=device)
         # One piece of memory, so that one copy fills it.
-        self._words = torch.zeros(11 * rows + 1, dtype=torch.int64, device=device)
-        integers, reals, offsets, places = self._words.split([5 * rows, 4 * rows, rows + 1, rows])
-        self._questions = Questions(integers.view(rows, 5), reals.view(torch.float64).view(rows, 4))
+        self._lengths = [INTEGERS * rows, REALS * rows, rows + 1, rows]
+        self._words = torch.zeros(sum(self._lengths), dtype=torch.int64, device=device)
+        integers, reals, offsets, places = self._words.split(self._lengths)
+        reals = reals.view(torch.float64).view(rows, REALS)
+        self._questions = Questions(integers.view(rows, INTEGERS), reals)
         self._support = Support(offsets, entries)
         self._masks = RowMasks(masks, places, masks.shape[1])
         self._workspace = allocate(
@@ -127,16 +134,17 @@ class DeviceStep:
     def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
         """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
         count = len(hidden)
-        words = np.zeros(11 * self.rows + 1, np.int64)
-        words[: 5 * self.rows : 5] = IDLE
-        words[: 5 * count] = packed.integers.ravel()
-        words[5 * self.rows : 5 * self.rows + 4 * count] = packed.reals.ravel().view(np.int64)
-        words[9 * self.rows : 10 * self.rows + 1] = packed.support.offsets[-1]
-        words[9 * self.rows : 9 * self.rows + count] = packed.support.offsets[:-1]
-        words[10 * self.rows + 1 :] = -1
-        words[10 * self.rows + 1 : 10 * self.rows + 1 + count] = packed.mask
+        words = torch.zeros(sum(self._lengths), dtype=torch.int64)
+        integers, reals, offsets, places = (each.numpy() for each in words.split(self._lengths))
+        integers[::INTEGERS] = IDLE
+        integers[: INTEGERS * count] = packed.integers.ravel()
+        reals[: REALS * count] = packed.reals.ravel().view(np.int64)
+        offsets[:] = packed.support.offsets[-1]
+        offsets[:count] = packed.support.offsets[:-1]
+        places[:] = -1
+        places[:count] = packed.mask
         self._send(self._hidden[:count], hidden)
-        self._send(self._words, torch.from_numpy(words))
+        self._send(self._words, words)
         entries = packed.support.entries
         if len(entries):
             self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
@@ -201,11 +209,12 @@ class DeviceStep:
         workspace, cuda = self._workspace, self._weight.is_cuda
         memory = torch.empty(workspace.memory.shape, dtype=torch.int32, pin_memory=cuda)
         memory.copy_(workspace.memory, non_blocking=True)
+        there = workspace.buffers.thresholds, workspace.results.drawn
         if not cuda:
-            return StepResults(memory, workspace.buffers.thresholds, self.rows, lambda: None)
+            return StepResults(memory, *there, self.rows, lambda: None)
         event = torch.cuda.Event()
         event.record()
-        return StepResults(memory, workspace.buffers.thresholds, self.rows, event.synchronize)
+        return StepResults(memory, *there, self.rows, event.synchronize)
 
     def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
         if target.is_cuda and not values.is_cuda:

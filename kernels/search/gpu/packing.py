@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.rounding import INFLATION
 from lexshard.kernels.search import Needs
@@ -17,8 +18,11 @@ from lexshard.kernels.search.gpu.triton_bounds import INTEGERS
 Ids = npt.NDArray[np.int32]
 
 
-def pack_questions(needs: Needs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """`Questions.integers` and ``reals`` of ``needs``, without adjustments."""
+def pack_questions(
+    needs: Needs, controls: Controls
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """`Questions.integers` and ``reals`` of rows that search for ``needs`` and draw by
+    ``controls``, without adjustments."""
     integers = np.empty((len(needs.kind), INTEGERS), np.int64)
     integers[:, 0] = needs.kind
     integers[:, 1] = needs.k
@@ -30,6 +34,8 @@ def pack_questions(needs: Needs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     reals[:, 1] = needs.log_min_p
     reals[:, 2] = 1.0
     reals[:, 3] = 0.0
+    reals[:, 4] = controls.top_p
+    reals[:, 5] = controls.log_min_p
     return integers, reals
 
 

@@ -10,7 +10,8 @@ launches that a CUDA graph can hold:
 4. the leaders (at most `Buffers.leaders.shape[1]` a row);
 5. their canonical products, and from these scores that they certainly reach;
 6. every id whose upper bound reaches the best of these scores (or the k-th), tile by tile;
-7. these in one sorted list, and their canonical products.
+7. these in one sorted list, and their canonical products;
+8. what a row draws from these: a guess at what the host will decide.
 
 A row with more candidates than there is room for is marked by its count; nothing of it is usable.
 On a GPU logarithms and hyperbolic tangents may differ from the host's in their last float64 bit:
@@ -36,7 +37,7 @@ from lexshard.kernels.rows.triton_kernel import (
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.gpu import triton_adjust as adjusting
 from lexshard.kernels.search.gpu import triton_bounds as bounding
-from lexshard.kernels.search.gpu import triton_candidates, triton_leaders
+from lexshard.kernels.search.gpu import triton_candidates, triton_draw, triton_leaders
 from lexshard.kernels.search.gpu.triton_adjust import TILE
 from lexshard.kernels.search.gpu.triton_bounds import BlockDraws, EstimatedRows, Questions
 from lexshard.kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
@@ -116,13 +117,14 @@ class Results(NamedTuple):
     largest: torch.Tensor  # [N] fp32, the largest upper bound of a logit
     finite: torch.Tensor  # [N] int32, 0 where the hidden state has NaN or infinity
     counts: torch.Tensor  # [N] int32, above C where there was no room for all
+    drawn: torch.Tensor  # [N] int32, a row of the weights or -1
     candidates: torch.Tensor  # [N, C] int32
     logits: torch.Tensor  # [N, C] fp32, canonical products before post-processing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """The memory of one search of N rows; ``memory`` [N (3 + 2 C)] int32 is that of its results."""
+    """The memory of one search of N rows; ``memory`` [N (4 + 2 C)] int32 is that of its results."""
 
     draws: BlockDraws
     buffers: Buffers
@@ -168,7 +170,7 @@ def allocate(
     def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    memory = zeros(torch.int32, rows * (3 + 2 * capacity))
+    memory = zeros(torch.int32, rows * (4 + 2 * capacity))
     ids, owned = tokens.ids, bounding.ALL_TOKENS
     if ids is not None:
         owned = bounding.WHOLE_BLOCKS if tokens.by_block else bounding.ANY_TOKENS
@@ -198,13 +200,15 @@ def allocate(
 
 def unpack_results(memory: torch.Tensor, rows: int) -> Results:
     """What lies in `Workspace.memory`, or in a copy of it."""
-    capacity = (memory.numel() // rows - 3) // 2
-    largest, finite, counts, candidates, logits = memory.split(
-        [rows, rows, rows, rows * capacity, rows * capacity]
+    capacity = (memory.numel() // rows - 4) // 2
+    largest, finite, counts, drawn, candidates, logits = memory.split(
+        [rows, rows, rows, rows, rows * capacity, rows * capacity]
     )
     shape = (rows, capacity)
     logits = logits.view(torch.float32).view(shape)
-    return Results(largest.view(torch.float32), finite, counts, candidates.view(shape), logits)
+    return Results(
+        largest.view(torch.float32), finite, counts, drawn, candidates.view(shape), logits
+    )
 
 
 def screened_rows(screened: Screened, size: int) -> EstimatedRows:
@@ -322,4 +326,18 @@ def search(
         TILES=triton.next_power_of_2(tiles),
         **gathering(columns),
         enable_fp_fusion=True,
+    )
+    triton_draw.draw_kernel[(rows,)](
+        questions,
+        draws,
+        results,
+        post.bias_or_nothing,
+        post.constants,
+        support,
+        capacity,
+        **post.flags,
+        OWNED=owned,
+        SIZE=triton.next_power_of_2(max(capacity, 2)),
+        num_warps=8,
+        enable_fp_fusion=False,
     )

@@ -12,8 +12,9 @@ from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, UNIT_ROUNDOFF
 
 TILE = 1024  # ids, or adjusted tokens, of a program
-# Of a row's questions: inverse temperature, ln min_p, slope and size of the adjustments.
-REALS = 4
+# Of a row's questions: inverse temperature, ln min_p of what is searched, slope and size of the
+# adjustments, top_p and ln min_p of what is drawn.
+REALS = 6
 # Of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence.
 ENTRY = 6
 
@@ -45,11 +46,63 @@ def adjusted(logit, entries, entry, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _lookup(entries, start, stop, tokens):  # type: ignore[no-untyped-def]
+    """Where ``tokens`` stand among the sorted ids of ``start:stop``, and whether they do."""
+    low = tl.zeros_like(tokens).to(tl.int64) + start
+    high = tl.zeros_like(tokens).to(tl.int64) + stop
+    span = stop - start
+    while span > 0:
+        searching = low < high
+        middle = (low + high) >> 1
+        probe = tl.load(entries + middle * _ENTRY + 1, mask=searching, other=0)
+        below = probe < tokens
+        low = tl.where(searching & below, middle + 1, low)
+        high = tl.where(searching & (probe >= tokens), middle, high)
+        span = span >> 1
+    found = low < stop
+    return low, found & (tl.load(entries + low * _ENTRY + 1, mask=found, other=-1) == tokens)
+
+
+@triton.jit
+def adjusted_by(logit, row, ids, inside, support):  # type: ignore[no-untyped-def]
+    """The logits of ``ids`` of a row, adjusted where they are among its support."""
+    start = tl.load(support.offsets + row)
+    stop = tl.load(support.offsets + row + 1)
+    if stop > start:
+        entry, found = _lookup(support.entries, start, stop, ids)
+        logit = adjusted(logit, support.entries, entry, found & inside)
+    return logit
+
+
+@triton.jit
 def softcapped(logit, cap):  # type: ignore[no-untyped-def]
     ratio = logit / cap
     small = tl.exp(-2.0 * tl.abs(ratio))
     size = (1.0 - small) / (1.0 + small)
     return cap * tl.where(ratio < 0, -size, size)
+
+
+@triton.jit
+def finished(  # type: ignore[no-untyped-def]
+    logit,
+    ids,
+    inside,
+    bias,
+    constants,
+    error,
+    BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """`kernels.rows.postprocess` of canonical products, soft-capped ones ``error`` caps lower."""
+    if BIAS:
+        logit += tl.load(bias + ids, mask=inside, other=0.0)
+    if SCALE:
+        logit *= tl.load(constants + 4).to(tl.float32)
+    if SOFTCAP:
+        cap = tl.load(constants + 3)
+        logit = (softcapped(logit.to(tl.float64), cap) - error * cap).to(tl.float32)
+    return logit
 
 
 @triton.jit

@@ -7,15 +7,14 @@ import triton.language as tl
 
 from lexshard.kernels.rows.triton_kernel import row_dots
 from lexshard.kernels.search.gpu.triton_adjust import (
-    adjusted,
+    adjusted_by,
     factors_of,
+    finished,
     norm_of,
-    softcapped,
     store_factors,
 )
 from lexshard.kernels.search.gpu.triton_bounds import (
     C_BLOCK,
-    C_ENTRY,
     C_EXACT_SOFTCAP_ERROR,
     C_FEW,
     C_GUMBEL,
@@ -110,7 +109,7 @@ def summary_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _best(values, wanted, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def best_places(values, wanted, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the ``wanted`` largest of fp32 ``values`` [SIZE] stand, ties to the lower place.
 
     A few are found one after the other, more by looking for a bound in quarters of what is left.
@@ -173,7 +172,7 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
             largest + row, tl.max(tl.load(buffers.tops + own, mask=inside, other=float("-inf")), 0)
         )
         promise = tl.load(buffers.promises + own, mask=inside, other=float("-inf"))
-        kept = _best(promise, wanted, BLOCKS) & (promise > float("-inf"))
+        kept = best_places(promise, wanted, BLOCKS) & (promise > float("-inf"))
         rank = tl.cumsum(kept.to(tl.int32), 0) - 1
         chosen, leaders = buffers.chosen + row * LEADERS, buffers.leaders + row * LEADERS
         tl.store(chosen + rank, block, mask=kept)
@@ -191,30 +190,12 @@ def leaders_kernel(  # type: ignore[no-untyped-def]
         if kind == C_GUMBEL:
             scaled = value.to(tl.float64) * scale_of(questions, row)
             score = (scaled + noise_of(questions, row, ids, draws, OWNED)).to(tl.float32)
-        kept = _best(score, wanted, LEADERS * C_BLOCK) & (score > float("-inf"))
+        kept = best_places(score, wanted, LEADERS * C_BLOCK) & (score > float("-inf"))
         rank = tl.cumsum(kept.to(tl.int32), 0) - 1
         tl.store(leaders + rank, ids, mask=kept)
         tl.store(buffers.leader_counts + row, tl.sum(kept.to(tl.int32), 0))
     else:
         tl.store(buffers.leader_counts + row, 0)
-
-
-@triton.jit
-def _lookup(entries, start, stop, tokens):  # type: ignore[no-untyped-def]
-    """Where ``tokens`` stand among the sorted ids of ``start:stop``, and whether they do."""
-    low = tl.zeros_like(tokens).to(tl.int64) + start
-    high = tl.zeros_like(tokens).to(tl.int64) + stop
-    span = stop - start
-    while span > 0:
-        searching = low < high
-        middle = (low + high) >> 1
-        probe = tl.load(entries + middle * C_ENTRY + 1, mask=searching, other=0)
-        below = probe < tokens
-        low = tl.where(searching & below, middle + 1, low)
-        high = tl.where(searching & (probe >= tokens), middle, high)
-        span = span >> 1
-    found = low < stop
-    return low, found & (tl.load(entries + low * C_ENTRY + 1, mask=found, other=-1) == tokens)
 
 
 @triton.jit
@@ -242,20 +223,11 @@ def scores_kernel(  # type: ignore[no-untyped-def]
         inside = place < count
         ids = tl.load(buffers.leaders + row * LEADERS + place, mask=inside, other=0)
         logit = row_dots(products, row, ids.to(tl.int64), inside, TOKENS, UNROLL)
-        if BIAS:
-            logit += tl.load(bias + ids, mask=inside, other=0.0)
-        if SCALE:
-            logit *= tl.load(constants + 4).to(tl.float32)
-        if SOFTCAP:
-            cap = tl.load(constants + 3)
-            # The host's hyperbolic tangent may be a little lower.
-            capped = softcapped(logit.to(tl.float64), cap) - C_EXACT_SOFTCAP_ERROR * cap
-            logit = capped.to(tl.float32)
-        start = tl.load(support.offsets + row)
-        stop = tl.load(support.offsets + row + 1)
-        if stop > start:
-            entry, found = _lookup(support.entries, start, stop, ids)
-            logit = adjusted(logit, support.entries, entry, found & inside)
+        # The host's hyperbolic tangent may be a little lower.
+        logit = finished(
+            logit, ids, inside, bias, constants, C_EXACT_SOFTCAP_ERROR, BIAS, SCALE, SOFTCAP
+        )
+        logit = adjusted_by(logit, row, ids, inside, support)
         score = logit.to(tl.float64) * scale_of(questions, row)
         if tl.load(questions.integers + row * C_INTEGERS) == C_GUMBEL:
             score += noise_of(questions, row, ids, draws, OWNED) - C_NOISE_ROUNDING

@@ -6,9 +6,11 @@ A tape of torch's operators stands for a CUDA graph; attention is the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -58,6 +60,23 @@ def test_a_replay_reads_what_was_sent_and_nothing_older(body: GeneralBody) -> No
         body_alone = body.forward(pack_batch(tokens, pieces, ((1, 4), (7, 0), (3, 6))))
         assert float((ours - body_alone).abs().max()) < 1e-5
     assert len(capture.tapes) == 1
+
+
+@pytest.mark.parametrize("fixed_rows", [None, 2])
+def test_tokens_that_only_the_device_knows_are_those_of_the_step(
+    body: GeneralBody, fixed_rows: int | None
+) -> None:
+    """With padding beside them, in pieces, and without a graph."""
+    batch = pack_batch(TOKENS, [(0, 0, 5)], TABLES)
+    drawn = torch.tensor([*batch.token_ids.tolist()[:4], -1], dtype=torch.int32)
+    known = replace(batch, token_ids=drawn.clamp(min=0).numpy())
+    unknown = replace(batch, token_ids=np.zeros(5, np.int32), drawn=drawn)
+    graphed = GraphedBody(body, RecordingCapture, fixed_rows=fixed_rows)
+    graphed.allocate_cache(8)
+    expected = graphed.forward(known)
+    graphed.allocate_cache(8)
+    assert torch.equal(graphed.forward(unknown), expected)
+    assert float((body.forward(unknown) - expected).abs().max()) < 1e-5
 
 
 def test_results_outlive_the_next_step(body: GeneralBody) -> None:

@@ -55,7 +55,8 @@ def requests(count: int, tokens: int) -> list[Request]:
 def compare_decisions(engine: Engine) -> Counter[str]:
     """From now on the engine's head is asked twice per step, for the same hidden states: the second
     time every canonical logit is wanted, where the head is. Samplers decide from both; the engine
-    goes on with the first. What is counted: rows, those of another token, certified ones."""
+    goes on with the first, in turn. Counted are rows, those of another token, certified ones."""
+    engine.steps.draws_ahead = False
     counts: Counter[str] = Counter()
     head, plane = engine._head, engine._plane
     screened, submit = head._decide, plane.submit
@@ -122,3 +123,37 @@ def test_no_token_depends_on_the_batch_where_steps_have_one_shape() -> None:
     assert engine.information.batch_invariant
     found = batch_dependence(engine, sequences=SEQUENCES, tokens=TOKENS)
     assert (found.different, found.compared) == (0, SEQUENCES * TOKENS)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_steps_begin_from_the_tokens_of_the_device_and_wait_for_nothing() -> None:
+    """The tokens are those of steps in turn, and launching a step waits for nothing."""
+    asked = [
+        replace(each, parameters=KINDS[int(each.request_id[1:]) % 4]) for each in requests(8, 1)
+    ]
+    asked = [
+        replace(each, parameters=replace(each.parameters, max_tokens=TOKENS, ignore_eos=True))
+        for each in asked
+    ]
+    engine = make_engine("cuda", batch_invariant=True)
+    assert engine.steps.draws_ahead
+    engine.steps.draws_ahead = False
+    expected = run_to_completion(engine, asked)  # makes the graphs, too
+    engine.steps.draws_ahead = True
+    follow, followed = engine.steps._follow, []
+
+    def without_a_wait(begun: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            followed.append(follow(begun))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return followed[-1]
+
+    engine.steps._follow = without_a_wait  # type: ignore[method-assign]
+    assert run_to_completion(engine, asked) == expected
+    assert sum(each is not None for each in followed) >= TOKENS - 4
+    draws = engine.steps.device_draws
+    assert draws.decided > 6 * TOKENS
+    assert draws.wrong <= draws.decided / 50

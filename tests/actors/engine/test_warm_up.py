@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lexshard.actors.engine.warm_up import warm_up_requests
+from lexshard.actors.engine.start.warm_up import warm_up_requests
 
 MOST, STEP = 16, 512
 
