@@ -15,11 +15,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
+from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import Kind, Tier, quantize
@@ -45,15 +47,17 @@ DIFFERENCES = Measure("token differences", "of rows", higher_is_better=False)
 POSITION = 7
 ROWS_AT_A_TIME = 2048  # that a thread quantises
 OURS = "certified"
+NUCLEUS = "top-p 0.95"  # of which no tier is screened: every canonical logit is computed
 # What each tier is good for: int4's certain bounds leave too much of a top-50.
 TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("int8", ("greedy", "sample", "top-50")),
+    ("int8", ("greedy", "sample", "top-50", NUCLEUS)),
     ("int4", ("greedy", "sample")),
 )
 METHODS = {
     wish: SAMPLING_METHODS[name]
     for wish, name in (("greedy", "greedy"), ("sample", "gumbel"), ("top-50", "top50"))
 }
+METHODS[NUCLEUS] = Need("nucleus", top_p=0.95, inverse_temperature=1.0)
 BATCHES = (1, 8, 64)
 
 
@@ -178,7 +182,7 @@ class Bench:
         fallbacks = [float(each.fallback) for each in certificates]
         self.report.add(labels, FALLBACKS, {OURS: fallbacks})
         peers = _peers(self.weight, hidden, wish)
-        if not any(fallbacks):  # a step that falls back does not end with its graph
+        if wish != NUCLEUS and not any(fallbacks):  # else a step does not end with its graph
             graphs = {name: self.timer.captured(call) for name, call in peers.items()}
             device = self._device({OURS: shard.replay(rows), **graphs})
             self.report.add(labels, DEVICE, device, ours=OURS)
@@ -191,8 +195,7 @@ class Bench:
             self.report.add(labels, BANDWIDTH, rates)
 
         def step() -> object:
-            found = shard.rescore(shard.screen(hidden, asked))
-            return draw(found.ids, found.logits, found.offsets, asked.controls)
+            return _drawn(shard, hidden, asked)
 
         walls = {OURS: step, **{name: _to_host(call) for name, call in peers.items()}}
         times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
@@ -206,8 +209,7 @@ class Bench:
         for wish in wishes:
             asked = needs(METHODS[wish], len(states), POSITION)
             rows = RowTable.of(asked)
-            found = shard.rescore(shard.screen(states, rows))
-            ours = draw(found.ids, found.logits, found.offsets, rows.controls)
+            ours = _drawn(shard, states, rows)
             expected = draw_from_all(logits, asked)
             differences = {OURS: [float(np.mean(ours != expected))]}
             if wish == "greedy":
@@ -217,6 +219,14 @@ class Bench:
             self.report.add(self._labels(kind, wish=wish), DIFFERENCES, differences)
             wrong += int(np.sum(ours != expected))
         return wrong
+
+
+def _drawn(shard: DeviceShard, hidden: torch.Tensor, rows: RowTable) -> npt.NDArray[np.int64]:
+    """The tokens [N] that the host draws from what the shard finds."""
+    found = shard.rescore(shard.screen(hidden, rows))
+    cut = [each.truncated for each in found.certificates]
+    controls = rows.controls._replace(top_p=np.where(cut, 1.0, rows.controls.top_p))
+    return draw(found.ids, found.logits, found.offsets, controls)
 
 
 def _to_host(call: Callable[[], torch.Tensor]) -> Call:
@@ -232,7 +242,7 @@ def _peers(
     def cublas() -> torch.Tensor:
         return choose((rounded @ transposed), METHODS[wish], None)
 
-    ends = {"greedy": "argmax", "sample": "softmax + draw"}
+    ends = {"greedy": "argmax", "sample": "softmax + draw", NUCLEUS: "sort + draw"}
     return {f"cuBLAS + {ends.get(wish, 'top-k + draw')}": cublas}
 
 

@@ -288,9 +288,8 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
         got, certificates = _decide(ours, hidden, size)
         assert _tokens(got) == _tokens(expected)
         guarantees = [each.guarantee for each in certificates]
-        assert guarantees == [
-            "dense" if row in (4, 5, 6, 10) else "deterministic" for row in range(rows)
-        ]
+        host = (4, 5, 6, 10) if softcap else (4, 6, 10)  # which draws from every logit
+        assert guarantees == ["dense" if row in host else "deterministic" for row in range(rows)]
         assert not any(each.fallback for each in certificates)
         # Rows without room for their candidates have every logit computed, and say so.
         cramped = DeviceShard(*arguments, ladder, device=device, capacity=1, largest_k=8)
@@ -313,6 +312,8 @@ DRAWN = (
     SamplingParameters(temperature=1.0, presence_penalty=-1.0, min_tokens=9, seed=9),
     SamplingParameters(temperature=0.8, top_k=3, logit_bias=((7, 4.0), (9, -100.0)), seed=10),
     SamplingParameters(temperature=0.7, top_k=5, allowed_ids=tuple(range(299)), seed=11),
+    SamplingParameters(temperature=0.8, top_p=0.9, seed=12),
+    SamplingParameters(temperature=1.4, top_p=0.6, seed=13),
 )
 
 
@@ -328,7 +329,7 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     bias = torch.from_numpy(random.integers(0, 2, size).astype(np.float32))
     _, scale, softcap = HEADS[3]
     ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-    head = (weight, bias, softcap, scale, size, ladder)
+    head = (weight, bias, None, scale, size, ladder)
     shard = DeviceShard(*head, device=device, capacity=256, largest_k=8)
     states = [
         SequenceState(Request("r", 0, (1, 5, 7, 7), each, resumed_ids=(9, 5)), size, (2,))
@@ -340,12 +341,23 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     candidates = shard.rescore(thresholds)
     assert thresholds.drawn is not None
     assert candidates.drawn is not None
-    decided = [each and each.token_id for each in decide(candidates, states, size)]
-    assert thresholds.drawn.tolist() == candidates.drawn.tolist() == decided
+    decided = decide(candidates, states, size)
+    drawn = [each and each.token_id for each in decided]
+    assert thresholds.drawn.tolist() == candidates.drawn.tolist() == drawn
+    # Of top-p alone the candidates are the nucleus.
+    expected, _ = screen_and_decide(Shard(*head[:5]), hidden, states)
+    assert _tokens(decided) == _tokens(expected)
+    assert all(each.truncated for each in candidates.certificates[-2:])
+    assert max(np.diff(candidates.offsets)[-2:]) < size / 2
+    # Without room for the candidates, and with a soft-cap, the host draws, from all logits.
     cramped = DeviceShard(*head, device=device, capacity=1, largest_k=8)
-    thresholds = cramped.screen(hidden[2:3], RowTable.of([Need("topk", k=5)]))
+    bent = DeviceShard(weight, bias, softcap, scale, size, ladder, device=device, largest_k=8)
+    asked = [Need("topk", k=5), Need("nucleus", top_p=0.9, inverse_temperature=0.2)]
+    thresholds = cramped.screen(hidden[:2], RowTable.of(asked))
     assert thresholds.drawn is not None
-    assert thresholds.drawn.tolist() == [-1]
+    assert thresholds.drawn.tolist() == [-1, -1]
+    assert all(each.fallback for each in cramped.rescore(thresholds).certificates)
+    assert bent.screen(hidden[:2], RowTable.of(asked)).drawn is None
     mixed = RowTable.of([Need("top1"), Need("dense")])
     assert shard.screen(hidden[:2], mixed).drawn is None
 

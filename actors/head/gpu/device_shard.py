@@ -9,8 +9,9 @@ Who decides what:
 - greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases,
   bans and masks: the search on the device;
 - rows whose masks hold few tokens, and what the search leaves of others: the tokens of the mask;
-- all others (top-p alone, epsilon, returned logprobs, larger k) and rows with more candidates than
-  there is room for: every canonical logit.
+- top-p alone without any of these: its nucleus, from every canonical logit on the device;
+- all others (epsilon, returned logprobs, larger k, other rows of top-p alone) and rows with more
+  candidates than there is room for: every canonical logit.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from lexshard.actors.head.gpu.device_step import (
     StepResults,
     pack_step,
 )
+from lexshard.actors.head.gpu.nucleus_rows import NucleusRows
 from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
@@ -143,6 +145,10 @@ class DeviceShard:
         self._rows = np.arange(size, dtype=np.int32)
         ids = None if self.owned.whole else torch.from_numpy(self.owned.ids).to(device)
         self._tokens = Tokens(ids, self.owned.by_block)
+        self._nuclei: NucleusRows | None = None
+        if self.owned.whole and softcap is None:
+            post = next(iter(self._post.values()))
+            self._nuclei = NucleusRows(self.weight, post, capacity)
         self._row_bytes = weight.shape[1] * weight.element_size()
         self._ladder = ladder
         self._best_tier = max(self._bytes, key=self._bytes.__getitem__)
@@ -171,6 +177,9 @@ class DeviceShard:
         for rows in EVERY_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self._products(hidden, None)
+            if self._nuclei is not None:
+                nucleus = Need("nucleus", top_p=0.5, inverse_temperature=1.0)
+                self._nuclei.launch(hidden, RowTable.of([nucleus] * rows)).read()
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
@@ -205,6 +214,11 @@ class DeviceShard:
                 # A copy at once: the next launch of this size writes to the same memory.
                 put_rows(tau, own, launch.results.thresholds[: len(own)])
                 put_rows(drawn, own, launch.results.drawn[: len(own)])
+        nuclei = [row for row in range(len(rows)) if self._cuts(rows, row)]
+        if nuclei and self._nuclei is not None:
+            results = self._nuclei.launch(some_rows(states, nuclei), rows.some(nuclei))
+            launches.append(Launch(tuple(nuclei), DENSE, results))
+            put_rows(drawn, nuclei, results.drawn)
         draws_all = self.owned.whole and sum(len(each.rows) for each in launches) == len(rows)
         return Thresholds(
             tau,
@@ -220,6 +234,11 @@ class DeviceShard:
         return kind in ("top1", "minp") or (
             kind == "topk" and 0 < rows.controls.top_k[row] <= self._largest_k
         )
+
+    def _cuts(self, rows: RowTable, row: int) -> bool:
+        """Whether the nucleus of a row is found on the device."""
+        plain = rows.kinds[row] == "nucleus" and rows.adjustments[row] is None
+        return plain and self._nuclei is not None
 
     def _choose(self, rows: int, kind: StepKind) -> str:
         """The ladder's choice, or while that leaves too much the tier that reads most."""
@@ -300,23 +319,32 @@ class DeviceShard:
         """Fills in what a launch has decided, and what every row of it has read; what its rows
         drew."""
         largest, finite, counts, drawn, candidates, products = launch.results.read()
-        share = self._bytes[launch.tier] // len(launch.rows)
+        whole = launch.tier == DENSE
+        pass_bytes = self._size * self._row_bytes if whole else self._bytes[launch.tier]
+        share = pass_bytes // len(launch.rows)
         overflows = 0
         for place_in_step, row in enumerate(launch.rows):
             kind, count = rows.kinds[row], int(counts[place_in_step])
-            leaders = int(rows.controls.top_k[row]) if kind == "topk" else 4
+            leaders = 0 if whole else int(rows.controls.top_k[row]) if kind == "topk" else 4
             read[row] = share + leaders * self._row_bytes
             sound[row] = bool(finite[place_in_step])
             if count > self._capacity:
                 overflows += 1
                 continue
+            ids, own_products = candidates[place_in_step, :count], products[place_in_step, :count]
+            if whole:
+                order = ids.argsort()
+                certificate = Certificate(kind, "deterministic", DENSE, self._size, read[row])
+                found[row] = FoundRow(ids[order], own_products[order], certificate)
+                continue
             found[row] = FoundRow(
-                candidates[place_in_step, :count],
-                products[place_in_step, :count],
+                ids,
+                own_products,
                 self._certified(kind, launch.tier, count, read[row]),
                 float(largest[place_in_step]),
             )
-        self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
+        if not whole:
+            self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
         own: Ids = drawn[: len(launch.rows)]
         return own
 

@@ -78,6 +78,19 @@ class StepResults:
     rows: int  # of the buffers
     wait: Callable[[], None]
 
+    @classmethod
+    def of(cls, there: torch.Tensor, thresholds: torch.Tensor, rows: int) -> StepResults:
+        """What now lies in ``there``, the memory of a search's results of ``rows`` rows, or will
+        when the device comes to it."""
+        memory = torch.empty(there.shape, dtype=torch.int32, pin_memory=there.is_cuda)
+        memory.copy_(there, non_blocking=True)
+        drawn = unpack_results(there, rows).drawn
+        if not there.is_cuda:
+            return cls(memory, thresholds, drawn, rows, lambda: None)
+        event = torch.cuda.Event()
+        event.record()
+        return cls(memory, thresholds, drawn, rows, event.synchronize)
+
     def read(self) -> tuple[npt.NDArray[Any], ...]:
         """Waits; ``largest``, ``finite``, ``counts``, ``drawn``, ``candidates`` and ``logits``."""
         self.wait()
@@ -143,14 +156,14 @@ class DeviceStep:
         offsets[:count] = packed.support.offsets[:-1]
         places[:] = -1
         places[:count] = packed.mask
-        self._send(self._hidden[:count], hidden)
-        self._send(self._words, words)
+        send(self._hidden[:count], hidden)
+        send(self._words, words)
         entries = packed.support.entries
         if len(entries):
-            self._send(self._support.entries[: len(entries)], torch.from_numpy(entries))
+            send(self._support.entries[: len(entries)], torch.from_numpy(entries))
         masks = packed.masks
         if len(masks):
-            self._send(self._masks.words[: len(masks)], torch.from_numpy(masks.view(np.int64)))
+            send(self._masks.words[: len(masks)], torch.from_numpy(masks.view(np.int64)))
         if self._weight.is_cuda and not self._graphs:
             self._capture()
         self._work = "masked" if len(masks) else "adjusted" if len(entries) else "plain"
@@ -206,18 +219,13 @@ class DeviceStep:
             self._graphs[work] = graph
 
     def _results(self) -> StepResults:
-        workspace, cuda = self._workspace, self._weight.is_cuda
-        memory = torch.empty(workspace.memory.shape, dtype=torch.int32, pin_memory=cuda)
-        memory.copy_(workspace.memory, non_blocking=True)
-        there = workspace.buffers.thresholds, workspace.results.drawn
-        if not cuda:
-            return StepResults(memory, *there, self.rows, lambda: None)
-        event = torch.cuda.Event()
-        event.record()
-        return StepResults(memory, *there, self.rows, event.synchronize)
+        workspace = self._workspace
+        return StepResults.of(workspace.memory, workspace.buffers.thresholds, self.rows)
 
-    def _send(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        if target.is_cuda and not values.is_cuda:
-            # The allocator of pinned memory keeps it until the copy is done.
-            values = values.pin_memory()
-        target.copy_(values, non_blocking=True)
+
+def send(target: torch.Tensor, values: torch.Tensor) -> None:
+    """``target`` becomes ``values``, in the order of the current stream: nothing waits."""
+    if target.is_cuda and not values.is_cuda:
+        # The allocator of pinned memory keeps it until the copy is done.
+        values = values.pin_memory()
+    target.copy_(values, non_blocking=True)

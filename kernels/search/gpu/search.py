@@ -327,9 +327,24 @@ def search(
         **gathering(columns),
         enable_fp_fusion=True,
     )
+    draw(questions, draws.token_ids, results, post, support, owned=owned)
+
+
+def draw(
+    questions: Questions,
+    token_ids: torch.Tensor,
+    results: Results,
+    post: PostProcessing,
+    support: Support,
+    *,
+    owned: int = bounding.ALL_TOKENS,
+) -> None:
+    """Fills in what each row draws from its candidates, which ``token_ids`` name as `BlockDraws`
+    says."""
+    rows, capacity = results.candidates.shape
     triton_draw.draw_kernel[(rows,)](
         questions,
-        draws,
+        token_ids,
         results,
         post.bias_or_nothing,
         post.constants,

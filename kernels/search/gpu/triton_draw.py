@@ -46,7 +46,7 @@ def _nucleus(value, scale, kept, share, SIZE: tl.constexpr):  # type: ignore[no-
 @triton.jit
 def draw_kernel(  # type: ignore[no-untyped-def]
     questions,
-    draws,
+    token_ids,
     results,
     bias,
     constants,
@@ -87,7 +87,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
         if kind != C_GREEDY:
             tokens = ids
             if OWNED > 0:
-                tokens = tl.load(draws.token_ids + ids, mask=inside, other=0)
+                tokens = tl.load(token_ids + ids, mask=inside, other=0)
             word = questions.integers + row * C_INTEGERS
             noise = gumbel_of(tokens, tl.load(word + 2), tl.load(word + 3), tl.load(word + 4))
             score = score * scale + noise.to(tl.float64)

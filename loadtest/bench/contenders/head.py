@@ -98,6 +98,11 @@ def choose(logits: torch.Tensor, method: Need, generator: torch.Generator | None
     if method.min_p:
         floor = logits.amax(dim=1, keepdim=True).float() + float(np.log(method.min_p))
         logits = logits.masked_fill(logits < floor, -torch.inf)
+    if method.top_p < 1:
+        values, ids = logits.float().sort(dim=1, descending=True)
+        shares = values.softmax(dim=1)
+        values = values.masked_fill(shares.cumsum(dim=1) - shares >= method.top_p, -torch.inf)
+        return ids.gather(1, _race(values, generator)[:, None])[:, 0]
     return _race(logits.float(), generator)
 
 

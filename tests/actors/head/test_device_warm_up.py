@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
 
 SIZE, COLUMNS = 130, 512
@@ -21,7 +22,7 @@ SIZE, COLUMNS = 130, 512
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the steps that are launched, in order."""
     pytest.importorskip("triton")
-    from lexshard.actors.head.gpu import device_shard, device_step
+    from lexshard.actors.head.gpu import device_shard, device_step, nucleus_rows
 
     sizes: list[int] = []
 
@@ -37,7 +38,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def products(shard: Any, hidden: torch.Tensor, ids: Any) -> np.ndarray:
         return np.zeros((len(hidden), SIZE), np.float32)
 
+    def nuclei(own: Any, hidden: torch.Tensor, rows: RowTable) -> Told:
+        assert len(hidden) == len(rows)
+        return Told()
+
     monkeypatch.setattr(device_step.DeviceStep, "launch", launch)
+    monkeypatch.setattr(nucleus_rows.NucleusRows, "launch", nuclei)
     monkeypatch.setattr(device_shard.DeviceShard, "_products", products)
     return sizes
 
