@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.body.parallel.checks import check_ranks
 from lexshard.actors.configuration import (
@@ -248,6 +249,9 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
+        if isinstance(self._body, GraphedBody):
+            blocks = -(-self.max_model_len // BLOCK_TOKENS)
+            self._body.record(self.configuration.max_running, blocks)
         if self._speculation is not None and guessing:
             self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()

@@ -22,6 +22,7 @@ from lexshard.actors.body.gpu.flash_attention import PlannedSteps
 from lexshard.actors.body.gpu.step_inputs import StaticInputs
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+LARGEST_GRAPH = ROWS[-1]
 FIXED_ROWS = 64  # of every step of a batch-invariant body
 SEQUENCES = (8, 64)  # or as many as rows
 SMALLEST_WIDTH = 64  # blocks of a sequence
@@ -99,6 +100,16 @@ class GraphedBody:
             self._capture = self._new_capture()
         self._body.allocate_cache(num_blocks + 1)
         self._scratch_block = num_blocks
+
+    def record(self, sequences: int, blocks: int) -> None:
+        """Makes every graph of steps in which up to so many sequences, of up to so many blocks
+        each, compute one token: no client waits for one then."""
+        most = next((rows for rows in self._rows if rows >= sequences), self._rows[-1])
+        for rows in (each for each in self._rows if each <= most):
+            width = SMALLEST_WIDTH
+            while width <= _width(blocks):
+                self._graph((rows, _sequences(rows, rows), width))
+                width *= 2
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `GeneralBody.forward`."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Body, whole_text
-from lexshard.actors.body.gpu.graphed_body import GraphedBody
+from lexshard.actors.body.gpu.graphed_body import LARGEST_GRAPH, GraphedBody
 from lexshard.actors.engine.start.memory import DeviceMemory
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
@@ -32,15 +32,18 @@ def in_words(name: str, memory: DeviceMemory, body: Body) -> str:
 
 
 def measure_device(body: Body, rows: int) -> DeviceMemory:
-    """What a GPU has left once weights, head and the largest step's activations are on it.
+    """What a GPU has left once weights, head, the largest step's activations and those of a graph
+    are on it.
 
     Runs ``body`` on a step of ``rows`` tokens, whose memory stays with torch, ready for the next
-    such step; takes its cache.
+    such step, and on the largest one that is a graph: those of smaller steps share its memory.
+    Takes the cache of ``body``.
     """
     torch.cuda.synchronize(body.device)
     torch.cuda.empty_cache()  # what loading and measuring took for a moment
     rows = min(rows, body.max_positions)
     body.allocate_cache(-(-rows // BLOCK_TOKENS))
-    body.forward(whole_text([0] * rows, np.array([rows - 1], np.int32)))
+    for count in dict.fromkeys((rows, min(rows, LARGEST_GRAPH))):
+        body.forward(whole_text([0] * count, np.array([count - 1], np.int32)))
     torch.cuda.synchronize(body.device)
     return DeviceMemory(*torch.cuda.mem_get_info(body.device))

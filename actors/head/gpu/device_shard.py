@@ -410,7 +410,9 @@ class DeviceShard:
                 torch.from_numpy(np.ascontiguousarray(ids, np.int32)).to(hidden.device),
                 torch.tensor([0, len(ids)], device=hidden.device),
             )
-        result: Float32s = every.cpu().numpy()
+        # To memory that is not pinned a copy would go by way of memory that is.
+        here = torch.empty(every.shape, dtype=every.dtype, pin_memory=every.is_cuda)
+        result: Float32s = here.copy_(every).numpy()
         return result
 
     def _candidates(self, adjustments: Adjustments, found: Sequence[FoundRow]) -> Candidates:

@@ -79,6 +79,25 @@ def test_tokens_that_only_the_device_knows_are_those_of_the_step(
     assert float((body.forward(unknown) - expected).abs().max()) < 1e-5
 
 
+def test_decoding_finds_its_graphs_recorded(body: GeneralBody) -> None:
+    """Of one sequence or three, of short contexts and of those that need wider tables."""
+    capture = RecordingCapture()
+    graphed = GraphedBody(body, lambda: capture)
+    graphed.allocate_cache(8)
+    graphed.record(1, 10)
+    assert list(graphed._graphs) == [(1, 1, 64)]
+    graphed.record(3, 100)
+    assert sorted(graphed._graphs) == [
+        (rows, rows, width) for rows in (1, 2, 4) for width in (64, 128)
+    ]
+    for count, width in ((1, 2), (2, 64), (3, 65), (1, 100)):
+        step = pack_batch(TOKENS, [(row, 0, 1) for row in range(count)], TABLES[:count])
+        tables = np.zeros((count, width), np.int32)
+        tables[:, :2] = step.block_tables
+        graphed.forward(replace(step, block_tables=tables))
+    assert len(capture.tapes) == 6
+
+
 def test_results_outlive_the_next_step(body: GeneralBody) -> None:
     graphed = GraphedBody(body, RecordingCapture)
     graphed.allocate_cache(8)
