@@ -18,6 +18,7 @@ from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
 from lexshard.actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
+from lexshard.actors.body.gpu.merged_products import merge_products, split_products
 from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
 from lexshard.actors.body.invariant.functions import finding_callers
 from lexshard.actors.body.invariant.modules import has_bare_matrices, make_invariant
@@ -107,6 +108,15 @@ class GeneralBody:
         ]
         if self.compiled:
             place_caches(self._decoder, self._caches)
+
+    def merge_products(self) -> None:
+        """From the next step on products of one input are one (see
+        `actors.body.gpu.merged_products`)."""
+        merge_products(self._decoder)
+
+    def split_products(self) -> None:
+        """Undoes `merge_products`."""
+        split_products(self._decoder)
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """From the next step on the layers are compiled (`actors.body.gpu.compiled_layers`); the

@@ -132,6 +132,7 @@ def load(
     else:
         chosen = _general_body(model, arithmetic, expected, exact, tolerance)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
+        merge_checked(chosen, expected, tolerance)
         # The library's order of additions is of the whole step.
         if attention == "auto" and not batch_invariant:
             attend_checked(chosen, expected, tolerance)
@@ -343,6 +344,15 @@ def _in_a_line(error: Exception) -> str:
     """What an error says first; a compiler says much."""
     said = str(error).strip().split("\n\n")[0]
     return shorten(said, 200, placeholder=" ...") or type(error).__name__
+
+
+def merge_checked(body: GeneralBody, expected: Expected, tolerance: float) -> None:
+    """Products of one input as one where that computes what the plain forward pass does."""
+    body.merge_products()
+    try:
+        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
+    except (AssertionError, AttributeError, RuntimeError, ModelRefusedError):
+        body.split_products()
 
 
 def compile_checked(
