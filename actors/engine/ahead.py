@@ -20,7 +20,7 @@ from lexshard.actors.head.output_head import Thresholds
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.states.row_table import RowNames
 
-UNKNOWN = 0  # stands for a token that is drawn, and not decided
+UNKNOWN = 0  # stands for a token that only the device knows
 FEWEST_TESTED = 64  # of the device's tokens, before any is called wrong too often
 TOLERATED = 1 / 16  # of them, that the host decides otherwise
 
@@ -94,15 +94,14 @@ class DeviceDraws:
 
 
 def begins_alone(plan: StepPlan) -> bool:
-    """Whether every row of a step draws a token, and asks something that no token changes that is
-    drawn before it."""
+    """Whether every row of a step draws a token, and no ban comes or goes with the one before."""
     return all(map(_draws_alone, plan.chunks))
 
 
 def names_of(plan: StepPlan, *, ahead: bool) -> RowNames:
     """The rows of a plan whose chunks draw a token each; ``ahead`` of the decision of one."""
     sequences = tuple(chunk.sequence.arrival for chunk in plan.chunks)
-    return RowNames(sequences, ((UNKNOWN,),) * len(sequences) if ahead else ())
+    return RowNames(sequences, unknown=int(ahead))
 
 
 def _draws_alone(chunk: Chunk) -> bool:
@@ -113,5 +112,5 @@ def _draws_alone(chunk: Chunk) -> bool:
         and not chunk.scored
         and sequence.matcher is None
         and sequence.drafter != "client"
-        and sequence.state.indifferent
+        and sequence.state.steady
     )

@@ -180,7 +180,7 @@ class Steps:
         if not begins_alone(plan):
             return BegunStep(plan, hidden)
         names = names_of(plan, ahead=drawn is not None)
-        thresholds = self._head.screened(hidden, names)
+        thresholds = self._head.screened(hidden, names, drawn)
         return BegunStep(plan, hidden, thresholds, tuple(range(len(plan.chunks))))
 
     def _follow(self, begun: BegunStep) -> BegunStep | None:

@@ -67,3 +67,14 @@ class OutputHead(Protocol):
         """Canonical logits of every token that may reach its row's threshold, and of all tokens
         of dense rows, with a certificate per row."""
         ...
+
+
+class HeadThatDraws(OutputHead, Protocol):
+    """One on a device, which may draw for every row: `Thresholds.drawn`."""
+
+    def screen(
+        self, hidden: Hidden, rows: RowTable, before: torch.Tensor | None = None
+    ) -> Thresholds:
+        """As above; ``before`` [N] int32 are tokens on the device, one more that each row has seen
+        than ``rows`` say."""
+        ...

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.guess_tests import decide_by_candidates
-from lexshard.actors.head.output_head import OutputHead, Thresholds
+from lexshard.actors.head.output_head import HeadThatDraws, OutputHead, Thresholds
 from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.need import Need
@@ -66,9 +67,15 @@ class SequenceHead:
             return found
         return decide_by_candidates(found, rows, names.tests, self.vocabulary_size)
 
-    def screened(self, hidden: torch.Tensor, names: RowNames) -> Thresholds:
-        """Begins what `candidates` gives of rows that test no guess; on a GPU nothing waits."""
-        return self.head.screen(hidden, self._states.table(names))
+    def screened(
+        self, hidden: torch.Tensor, names: RowNames, before: torch.Tensor | None = None
+    ) -> Thresholds:
+        """Begins what `candidates` gives of rows that test no guess; on a GPU nothing waits.
+        ``before`` [N] int32 is the token there that each row follows, if no one else knows it."""
+        rows = self._states.table(names)
+        if before is None:
+            return self.head.screen(hidden, rows)
+        return cast(HeadThatDraws, self.head).screen(hidden, rows, before)
 
     def rescored(self, thresholds: Thresholds) -> Candidates:
         """The candidates of `screened` rows. Raises as `candidates`."""

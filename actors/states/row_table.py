@@ -37,12 +37,14 @@ class RowNames(NamedTuple):
     """Whose rows they are: row ``r`` draws for ``sequences[r]`` after its own tokens and the
     guesses ``drafted[r]``; ``drafted`` is empty where no row assumes any. ``tests`` are the guesses
     that rows test by distributions instead of drawing. ``masks`` are those of grammars, empty where
-    no row has one. A step makes these anew."""
+    no row has one. ``unknown`` tokens come before each row that a device alone knows: what a row
+    asks is without them, but for its position. A step makes these anew."""
 
     sequences: tuple[int, ...]  # [N]
     drafted: tuple[tuple[int, ...], ...] = ()  # [N] or none
     tests: Mapping[int, GuessTest] = NO_TESTS  # by row
     masks: tuple[Mask | None, ...] = ()  # [N] or none
+    unknown: int = 0
 
     def some(self, rows: Sequence[int]) -> RowNames:
         """Those of ``rows``, in this order."""
@@ -53,6 +55,7 @@ class RowNames(NamedTuple):
             if self.tests
             else NO_TESTS,
             tuple(self.masks[row] for row in rows) if self.masks else (),
+            self.unknown,
         )
 
 

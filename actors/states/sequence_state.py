@@ -89,11 +89,6 @@ class SequenceState:
         """Whether `adjustment` means the same from now on, counts aside: no ban comes or goes."""
         return not self._rules.phrases and self.output_length >= self.parameters.min_tokens
 
-    @property
-    def indifferent(self) -> bool:
-        """Whether what a row asks from now on is the same whatever is drawn before it."""
-        return self.steady and not self.penalised
-
     def may_follow(self, token_id: int) -> bool:
         """Whether a token that its mask holds is not banned at the next place."""
         return token_id not in self._banned(())
@@ -269,7 +264,7 @@ class SequenceStates:
         if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
             known.take(rows.masks)
             table = known.table
-            table.controls.position[:] = positions = _positions(known.states, rows.drafted)
+            table.controls.position[:] = positions = _positions(known.states, rows)
             if table.packed is not None:
                 table.packed.position[:] = positions
         else:
@@ -279,7 +274,6 @@ class SequenceStates:
 
     def _make_table(self, rows: RowNames) -> RowTable:
         states = tuple(self._states[sequence] for sequence in rows.sequences)
-        drafted = rows.drafted or ((),) * len(states)
         adjustments = tuple(self.adjustments(rows))
         kinds, guesses = [state.kind for state in states], {}
         for row, test in rows.tests.items():
@@ -295,7 +289,7 @@ class SequenceStates:
             top_p=np.array([state.parameters.top_p for state in states], np.float64),
             log_min_p=np.array([state.log_min_p for state in states], np.float64),
             key=np.array([state.key for state in states], np.uint64),
-            position=np.array(_positions(states, drafted), np.uint64),
+            position=np.array(_positions(states, rows), np.uint64),
         )
         flat = flatten_adjustments(adjustments)
         table = RowTable(
@@ -350,12 +344,13 @@ class SequenceStates:
             self._states[sequence].append(*token_ids)
 
 
-def _positions(states: Sequence[SequenceState], drafted: Sequence[tuple[int, ...]]) -> list[int]:
-    """Of the tokens to be drawn, each after its sequence's own and those drafted."""
-    if not drafted:
-        return [len(state.history) for state in states]
+def _positions(states: Sequence[SequenceState], rows: RowNames) -> list[int]:
+    """Of the tokens to be drawn, each after its sequence's own, those drafted and unknown ones."""
+    if not rows.drafted:
+        return [len(state.history) + rows.unknown for state in states]
     return [
-        len(state.history) + len(guesses) for state, guesses in zip(states, drafted, strict=True)
+        len(state.history) + len(guesses) + rows.unknown
+        for state, guesses in zip(states, rows.drafted, strict=True)
     ]
 
 

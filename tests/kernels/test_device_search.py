@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
@@ -362,6 +363,60 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     assert shard.screen(hidden[:2], mixed).drawn is None
 
 
+def check_a_token_that_only_the_device_knows_is_counted(device: str) -> None:
+    """Penalised rows that have seen one token more than they say are those that say so: wherever
+    it comes among the others, seen before or not, biased or not; of more than one tile, too."""
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
+
+    size = 2500
+    random = np.random.default_rng(21)
+    weight = torch.from_numpy(random.standard_normal((size, 16))).bfloat16()
+    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
+    shard = DeviceShard(weight, None, None, 1.0, size, ladder, device=device, largest_k=8)
+    kinds = (
+        SamplingParameters(temperature=0.0, repetition_penalty=3.0, logit_bias=((40, 2.5),)),
+        SamplingParameters(temperature=0.0, frequency_penalty=1.1, presence_penalty=2.0),
+        SamplingParameters(temperature=0.9, top_k=6, presence_penalty=-4.0, seed=3),
+        SamplingParameters(temperature=0.9, repetition_penalty=1.4, frequency_penalty=-0.3, seed=4),
+    )
+    # Prompt, output, and what is drawn then: of few tokens, and of so many that they take two
+    # tiles.
+    many = tuple(random.permutation(size)[:1500].tolist())
+    texts = (
+        ((30, 50), (60, 60), (7, 30, 40, 60, 2400)),
+        (many[:700], many[700:], (many[3], min(set(range(size)) - set(many)), size - 1)),
+    )
+    cases = [
+        (kind, prompt, output, token_id)
+        for prompt, output, drawn in texts
+        for kind in kinds
+        for token_id in drawn
+    ]
+    tokens = torch.tensor([case[-1] for case in cases], dtype=torch.int32)
+    hidden = torch.from_numpy(random.standard_normal((len(cases), 16))).float()
+    # The token is as good as the best, so that its penalty decides.
+    hidden += 2 * weight.float()[tokens.long()]
+
+    def screened(before: torch.Tensor | None) -> tuple[list[int], Candidates]:
+        states = []
+        for kind, prompt, output, token_id in cases:
+            known = (*output, token_id) if before is None else output
+            request = Request("r", 0, prompt, kind, resumed_ids=known)
+            states.append(SequenceState(request, size, (2,)))
+        names = RowNames(tuple(range(len(states))), unknown=int(before is not None))
+        thresholds = shard.screen(hidden, LooseStates(size, states).table(names), before)
+        assert thresholds.drawn is not None
+        return thresholds.drawn.tolist(), shard.rescore(thresholds)
+
+    known, expected = screened(None)
+    ours, found = screened(tokens.to(device))
+    forgotten, _ = screened(torch.full_like(tokens, -1).to(device))
+    assert ours == known
+    assert forgotten != known
+    assert found.offsets.tolist() == expected.offsets.tolist()
+    assert found.ids.tolist() == expected.ids.tolist()
+
+
 def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
     from lexshard.actors.head.gpu.device_shard import DeviceShard
 
@@ -430,6 +485,7 @@ QUICK_CHECKS = (
     check_the_threshold_is_the_answer_itself,
 )
 LONG_CHECKS = (
+    check_a_token_that_only_the_device_knows_is_counted,
     check_shards_of_any_tokens_draw_the_tokens_of_one,
     check_thresholds_of_many_rows_are_those_of_each,
     check_no_answer_is_lost,

@@ -125,19 +125,21 @@ def launch_search(shape: HeadShape, rows: int) -> None:
     post = device_search.PostProcessing(bias, 1.0, shape.softcap, empty(5, dtype=torch.float64))
     hidden = empty(rows, shape.columns)
     questions = device_search.Questions(
-        empty(rows, 5, dtype=torch.int64), empty(rows, 4, dtype=torch.float64)
+        empty(rows, 5, dtype=torch.int64), empty(rows, 9, dtype=torch.float64)
+    )
+    support = device_search.Support(
+        empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
     )
     workspace = device_search.allocate(rows, size, capacity=CAPACITY, leaders=LEADERS, device=META)
     device_search.begin(hidden, questions, workspace)
+    device_search.amend(support, empty(rows, dtype=torch.int32), questions)
     device_search.search(
         hidden,
         empty(size, shape.columns, dtype=torch.bfloat16),
         Screened(empty(rows, size), empty(2, size), empty(rows, 2, dtype=torch.float64)),
         post,
         questions,
-        device_search.Support(
-            empty(rows + 1, dtype=torch.int64), empty(1 << 17, 6, dtype=torch.int32)
-        ),
+        support,
         workspace,
         masks=device_search.RowMasks(
             empty(rows, size // BLOCK, dtype=torch.int64),

@@ -188,8 +188,11 @@ class DeviceShard:
 
     # -- screening --------------------------------------------------------------------------------
 
-    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
-        """Starts the search for ``rows``, whose hidden states are ``hidden`` [N, d] fp32.
+    def screen(
+        self, hidden: Hidden, rows: RowTable, before: torch.Tensor | None = None
+    ) -> Thresholds:
+        """Starts the search for ``rows``, whose hidden states are ``hidden`` [N, d] fp32, and which
+        have seen one token more each than they say, if there are tokens ``before`` [N].
 
         Hidden states on the device stay there. Raises `NonFiniteHiddenError` naming the rows that
         contain NaN or infinity; for hidden states on the device `rescore` does.
@@ -208,7 +211,7 @@ class DeviceShard:
         drawn = torch.full((len(rows),), -1, dtype=torch.int32, device=device)
         for start in range(0, len(searched), BUCKETS[-1]):
             own = searched[start : start + BUCKETS[-1]]
-            launch = self._launch(own, name, states, rows)
+            launch = self._launch(own, name, states, rows, before)
             if launch is not None:
                 launches.append(launch)
                 # A copy at once: the next launch of this size writes to the same memory.
@@ -246,19 +249,25 @@ class DeviceShard:
         return name if self._backoff.allows(name) else self._best_tier
 
     def _launch(
-        self, searched: Sequence[int], name: str, hidden: torch.Tensor, rows: RowTable
+        self,
+        searched: Sequence[int],
+        name: str,
+        hidden: torch.Tensor,
+        rows: RowTable,
+        before: torch.Tensor | None = None,
     ) -> Launch | None:
-        packed = self._packed(rows.some(searched))
+        packed = self._packed(rows.some(searched), grows=before is not None)
         if len(packed.support.entries) > len(self._entries):
             return None
         states = some_rows(hidden, searched)
         step = self._step(len(searched), name)
-        return Launch(tuple(searched), name, step.launch(states, packed))
+        own = None if before is None else some_rows(before, searched)
+        return Launch(tuple(searched), name, step.launch(states, packed, own))
 
-    def _packed(self, rows: RowTable) -> PackedStep:
+    def _packed(self, rows: RowTable, *, grows: bool) -> PackedStep:
         seen = list(map(self._seen, rows.adjustments))
         adjustments = self.owned.of_rows(rows.flat)
-        return pack_step(rows.search(), rows.controls, adjustments, seen, self._size)
+        return pack_step(rows.search(), rows.controls, adjustments, seen, self._size, grows=grows)
 
     def _seen(self, adjustment: Adjustment | None) -> Ids:
         """The rows of this shard that are tokens seen by what is penalised."""

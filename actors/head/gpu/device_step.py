@@ -27,6 +27,7 @@ from lexshard.kernels.search.gpu.search import (
     Support,
     Tokens,
     allocate,
+    amend,
     begin,
     search,
     unpack_results,
@@ -59,11 +60,17 @@ def pack_step(
     adjustments: Adjustments,
     seen: Sequence[npt.NDArray[np.int32]],
     vocabulary_size: int,
+    *,
+    grows: bool = False,
 ) -> PackedStep:
     """Rows that search for ``needs`` and draw by ``controls``; ``seen`` are the ids that they have
-    seen."""
-    support = pack_support(adjustments, seen, vocabulary_size)
+    seen, where it ``grows`` all but one, which the device knows."""
+    support = pack_support(adjustments, seen, vocabulary_size, grows=grows)
     integers, reals = pack_questions(needs, controls)
+    if grows:
+        penalised = adjustments.table >= 0
+        penalties = adjustments.frequency, adjustments.presence, adjustments.repetition
+        reals[penalised, 6:] = np.stack(penalties, axis=1)[penalised]
     reals[:, 2], reals[:, 3] = support.slope, support.size
     return PackedStep(integers, reals, support, adjustments.masks, adjustments.mask)
 
@@ -139,13 +146,17 @@ class DeviceStep:
         reals = reals.view(torch.float64).view(rows, REALS)
         self._questions = Questions(integers.view(rows, INTEGERS), reals)
         self._support = Support(offsets, entries)
+        self._before = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self._masks = RowMasks(masks, places, masks.shape[1])
         self._workspace = allocate(
             rows, size, capacity=capacity, leaders=leaders, device=device, tokens=tokens
         )
 
-    def launch(self, hidden: torch.Tensor, packed: PackedStep) -> StepResults:
-        """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies."""
+    def launch(
+        self, hidden: torch.Tensor, packed: PackedStep, before: torch.Tensor | None = None
+    ) -> StepResults:
+        """Starts the step of ``hidden`` [N, d] fp32, N up to ``rows``, wherever it lies; ``before``
+        [N] int32 is one more token there that each row has seen, where ``packed`` grows."""
         count = len(hidden)
         words = torch.zeros(sum(self._lengths), dtype=torch.int64)
         integers, reals, offsets, places = (each.numpy() for each in words.split(self._lengths))
@@ -160,6 +171,10 @@ class DeviceStep:
         send(self._words, words)
         entries = packed.support.entries
         if len(entries):
+            if before is None:
+                self._before.fill_(-1)
+            else:
+                self._before[:count].copy_(before)
             send(self._support.entries[: len(entries)], torch.from_numpy(entries))
         masks = packed.masks
         if len(masks):
@@ -189,6 +204,8 @@ class DeviceStep:
                 self._begin()
             screened = self._screen(self._hidden)
             current.wait_stream(self._beside)
+        if work != "plain":
+            amend(self._support, self._before, self._questions)
         search(
             self._hidden,
             self._weight,

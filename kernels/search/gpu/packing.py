@@ -16,6 +16,7 @@ from lexshard.kernels.search.gpu.triton_adjust import ENTRY, REALS
 from lexshard.kernels.search.gpu.triton_bounds import INTEGERS
 
 Ids = npt.NDArray[np.int32]
+NO_TOKEN = np.int32(2**31 - 1)  # stands behind all tokens
 
 
 def pack_questions(
@@ -36,6 +37,7 @@ def pack_questions(
     reals[:, 3] = 0.0
     reals[:, 4] = controls.top_p
     reals[:, 5] = controls.log_min_p
+    reals[:, 6:] = 0.0
     return integers, reals
 
 
@@ -50,10 +52,11 @@ class PackedSupport(NamedTuple):
 
 
 def pack_support(
-    adjustments: Adjustments, seen: Sequence[Ids], vocabulary_size: int
+    adjustments: Adjustments, seen: Sequence[Ids], vocabulary_size: int, *, grows: bool = False
 ) -> PackedSupport:
     """The adjusted tokens of N rows below ``vocabulary_size``, of which ``seen`` [N] are the sorted
-    ids that the rows' tables count. What masks leave out is not among them."""
+    ids that the rows' tables count. What masks leave out is not among them. Where it ``grows``,
+    there is room for one more token that each penalised row will have seen."""
     a = adjustments
     rows = len(a.active)
     slope, size = np.ones(rows), np.zeros(rows)
@@ -61,13 +64,21 @@ def pack_support(
     counts = np.zeros(rows, np.int64)
     for row in np.flatnonzero(a.active).tolist():
         ids, terms = _row_support(a, row, seen[row], vocabulary_size)
+        one_more = grows and a.table[row] >= 0
+        if one_more:
+            ids = np.append(ids, NO_TOKEN)
+            last = np.array([[0.0, a.repetition[row], 0.0, 0.0]], np.float32)
+            terms = np.concatenate([terms, last])
         with np.errstate(divide="ignore"):
             steepest = float(np.maximum(terms[:, 1], 1.0 / terms[:, 1]).max(initial=1.0))
         if steepest > 1.0:
             slope[row] = steepest * INFLATION
         added = np.where(np.isfinite(terms[:, 0]), np.abs(terms[:, 0]), 0.0)
         added += np.abs(terms[:, 2]) + np.abs(terms[:, 3])
-        size[row] = added.max(initial=0.0) * INFLATION
+        most = float(added.max(initial=0.0))
+        if one_more:
+            most += abs(float(a.frequency[row])) + abs(float(a.presence[row]))
+        size[row] = most * INFLATION
         own = np.empty((len(ids), ENTRY), np.int32)
         own[:, 0], own[:, 1] = row, ids
         own[:, 2:] = terms.view(np.int32)

@@ -236,6 +236,13 @@ def adjust_estimates(
         adjusting.mask_kernel[(triton.cdiv(screened.size, TILE), rows)](screened, masks)
 
 
+def amend(support: Support, tokens: torch.Tensor, questions: Questions) -> None:
+    """Counts one more token that each penalised row has seen, ``tokens`` [N] int32 or -1, in a
+    ``support`` that has room for it."""
+    rows = (len(tokens),)
+    adjusting.amend_kernel[rows](support, tokens, questions.reals, enable_fp_fusion=False)
+
+
 def begin(hidden: torch.Tensor, questions: Questions, workspace: Workspace) -> None:
     """What a `search` needs and no estimate tells: it may run beside the screen."""
     rows, columns = hidden.shape

@@ -13,8 +13,8 @@ from lexshard.kernels.rounding import INFLATION, SMALLEST_SLACK, SMALLEST_STEP, 
 
 TILE = 1024  # ids, or adjusted tokens, of a program
 # Of a row's questions: inverse temperature, ln min_p of what is searched, slope and size of the
-# adjustments, top_p and ln min_p of what is drawn.
-REALS = 6
+# adjustments, top_p and ln min_p of what is drawn; frequency, presence and repetition penalty.
+REALS = 9
 # Of the support: row, id, bias (-inf: banned), repetition, frequency times count, presence.
 ENTRY = 6
 
@@ -194,6 +194,50 @@ def postprocess_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def amend_kernel(support, tokens, reals):  # type: ignore[no-untyped-def]
+    """One more token that a penalised row has seen, if ``tokens`` have one: it is counted where it
+    stands, or takes the place that is left over behind the row's others, in order."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(tokens + row)
+    start = tl.load(support.offsets + row)
+    stop = tl.load(support.offsets + row + 1)
+    if (token >= 0) & (tl.load(reals + row * _REALS + 8) > 0):
+        step = tl.arange(0, _TILE)
+        place = start
+        for first in range(start, stop, _TILE):
+            ids = tl.load(
+                support.entries + (first + step) * _ENTRY + 1,
+                mask=first + step < stop,
+                other=2147483647,
+            )
+            place += tl.sum((ids < token).to(tl.int64), 0)
+        penalties = reals + row * _REALS + 6
+        frequency = tl.load(penalties).to(tl.float32)
+        terms = support.entries.to(tl.pointer_type(tl.float32), bitcast=True) + place * _ENTRY
+        bias = tl.zeros((), tl.float32)
+        count = tl.zeros((), tl.float32)
+        if tl.load(support.entries + place * _ENTRY + 1) == token:
+            bias = tl.load(terms + 2)
+            if frequency != 0.0:
+                count = tl.floor(tl.load(terms + 4) / frequency + 0.5)
+        else:
+            words = (stop - 1 - place) * _ENTRY
+            source = support.entries + place * _ENTRY
+            for done in range(0, words, _TILE):  # from behind: none is lost
+                word = words - done - _TILE + step
+                moved = tl.load(source + word, mask=word >= 0, other=0)
+                tl.debug_barrier()
+                tl.store(source + word + _ENTRY, moved, mask=word >= 0)
+                tl.debug_barrier()
+        tl.store(support.entries + place * _ENTRY, row.to(tl.int32))
+        tl.store(support.entries + place * _ENTRY + 1, token)
+        tl.store(terms + 2, bias)
+        tl.store(terms + 3, tl.load(penalties + 2).to(tl.float32))
+        tl.store(terms + 4, frequency * (count + 1.0))
+        tl.store(terms + 5, tl.load(penalties + 1).to(tl.float32))
+
+
+@triton.jit
 def adjust_kernel(screened, support, rows):  # type: ignore[no-untyped-def]
     """The adjusted estimates of the support, in place; its (row, id) pairs are distinct."""
     total = tl.load(support.offsets + rows)
@@ -202,6 +246,7 @@ def adjust_kernel(screened, support, rows):  # type: ignore[no-untyped-def]
         inside = entry < total
         row = tl.load(support.entries + entry * _ENTRY, mask=inside, other=0).to(tl.int64)
         token = tl.load(support.entries + entry * _ENTRY + 1, mask=inside, other=0)
+        inside = inside & (token < screened.size)  # a place that is left over is no token's
         place = screened.estimates + row * screened.width + token
         value = tl.load(place, mask=inside, other=0.0)
         tl.store(place, adjusted(value, support.entries, entry, inside), mask=inside)

@@ -36,7 +36,7 @@ from tests.support.tiny_models import save_tiny
 
 PromptIds = list[tuple[int, ...]]
 Told = dict[tuple[int, int], int]  # tokens by key and position
-# What a device draws for: neither penalties nor log-probabilities.
+# What a device draws for.
 KINDS = (
     SamplingParameters(temperature=0.0),
     SamplingParameters(temperature=0.9),
@@ -44,6 +44,14 @@ KINDS = (
     SamplingParameters(temperature=0.8, min_p=0.05),
     SamplingParameters(temperature=0.8, top_k=20, logit_bias=((9, 2.0),)),
     SamplingParameters(temperature=0.0, allowed_ids=tuple(range(300, 9000)), certificate=True),
+    SamplingParameters(temperature=0.0, repetition_penalty=1.2),
+    SamplingParameters(
+        temperature=0.9,
+        top_k=30,
+        frequency_penalty=0.7,
+        presence_penalty=0.5,
+        logit_bias=((9, 2.0),),
+    ),
 )
 
 
@@ -60,8 +68,12 @@ class _Device:
         self._head, self._told, self._wrong = head, told, wrong
         self._random = np.random.default_rng(5)
 
-    def screen(self, hidden: Hidden, rows: RowTable) -> Thresholds:
-        """At once, as of the device's own copy of what the rows ask."""
+    def screen(
+        self, hidden: Hidden, rows: RowTable, before: torch.Tensor | None = None
+    ) -> Thresholds:
+        """At once, as of the device's own copy of what the rows ask, with one token more."""
+        if before is not None:
+            rows = _with_one_more(rows, before.tolist())
         drawn = None
         if all(kind in ("top1", "topk", "minp") for kind in rows.kinds):
             controls = rows.controls
@@ -86,6 +98,20 @@ class _Device:
         if self._random.random() < self._wrong:
             return int(self._random.choice([-1, 7, 16_000]))
         return self._told.get(name, -1)
+
+
+def _with_one_more(rows: RowTable, before: Sequence[int]) -> RowTable:
+    """The same rows, which have seen these tokens, too."""
+    needs = [rows.need(row) for row in range(len(rows))]
+    for row, (need, token_id) in enumerate(zip(needs, before, strict=True)):
+        adjustment = need.adjustment
+        if adjustment is not None and adjustment.tables is not None and token_id >= 0:
+            table = adjustment.tables[adjustment.table : adjustment.table + 1].copy()
+            table[0, token_id] = max(1, table[0, token_id]) + 1
+            needs[row] = replace(
+                need, adjustment=replace(adjustment, tables=table, table=0, seen=None)
+            )
+    return RowTable.of(needs)
 
 
 def _engine(**settings: Any) -> Engine:
@@ -166,8 +192,8 @@ def test_what_the_device_draws_changes_no_token(
 
 
 def test_rows_that_only_the_host_draws_are_decided_in_turn(prompt_ids: PromptIds) -> None:
-    """Penalties, log-probabilities and top-p alone among them, also where sequences lose their
-    blocks to others."""
+    """Bans, log-probabilities and top-p alone among them, also where sequences lose their blocks to
+    others."""
     requests = requests_of(prompt_ids, 20)
     expected = run_to_completion(_engine(), requests)
     engine = _ahead(_told(requests, expected), 0.02, kv_cache_bytes=17 * 65_536, max_model_len=256)
@@ -285,7 +311,7 @@ engine._head.head = DeviceShard(weight, None, None, 1.0, len(weight), ladder, de
 engine.steps.draws_ahead = True
 assert run_to_completion(engine, interpreted_requests()) == expected
 draws = engine.steps.device_draws
-assert draws.decided > 12, draws
+assert draws.decided > 18, draws
 assert draws.wrong == 0, draws
 """
 
@@ -296,7 +322,7 @@ def interpreted_requests() -> list[Request]:
         Request(
             str(row), 0, (7 * row, 5, 9), replace(kind, max_tokens=5, seed=row, ignore_eos=True)
         )
-        for row, kind in enumerate(KINDS[:5], 1)
+        for row, kind in enumerate((*KINDS[:5], *KINDS[6:]), 1)
     ]
 
 
