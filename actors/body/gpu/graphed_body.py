@@ -104,12 +104,15 @@ class GraphedBody:
     def record(self, sequences: int, blocks: int) -> None:
         """Makes every graph of steps in which up to so many sequences, of up to so many blocks
         each, compute one token: no client waits for one then."""
-        most = next((rows for rows in self._rows if rows >= sequences), self._rows[-1])
-        for rows in (each for each in self._rows if each <= most):
-            width = SMALLEST_WIDTH
-            while width <= _width(blocks):
-                self._graph((rows, _sequences(rows, rows), width))
-                width *= 2
+        fewest = 1
+        for rows in self._rows:
+            counts = range(fewest, min(rows, sequences) + 1)
+            for count in sorted({_sequences(count, rows) for count in counts}):
+                width = SMALLEST_WIDTH
+                while width <= _width(blocks):
+                    self._graph((rows, count, width))
+                    width *= 2
+            fewest = rows + 1
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `GeneralBody.forward`."""

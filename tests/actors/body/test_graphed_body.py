@@ -96,6 +96,10 @@ def test_decoding_finds_its_graphs_recorded(body: GeneralBody) -> None:
         tables[:, :2] = step.block_tables
         graphed.forward(replace(step, block_tables=tables))
     assert len(capture.tapes) == 6
+    graphed = GraphedBody(body, RecordingCapture, fixed_rows=8)
+    graphed.allocate_cache(8)
+    graphed.record(8, 10)
+    assert list(graphed._graphs) == [(8, 8, 64)]
 
 
 def test_results_outlive_the_next_step(body: GeneralBody) -> None:
