@@ -89,7 +89,7 @@ def test_a_reply_is_made_again_whatever_it_was_made_beside(
     assert [each.equal for each in again] == [len(each.output_ids) for each in made]
 
 
-def test_a_receipt_of_25_november_2026_is_equal_on_every_machine(engine: Engine) -> None:
+def test_a_receipt_of_26_november_2026_is_equal_on_every_machine(engine: Engine) -> None:
     """Made in float32 on an AMD EPYC without AVX-512. Where it fails and the demo is the same,
     logits have other bits: raise `ARITHMETIC_VERSION`, and make it anew."""
     path = Path(__file__).with_name("demo.json")
