@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def read(self) -> None:
             pass
 
-    def launch(step: Any, hidden: torch.Tensor, packed: Any) -> Told:
+    def launch(step: Any, hidden: torch.Tensor, packed: Any, before: Any) -> Told:
         assert len(hidden) == step.rows
         sizes.append(step.rows)
         return Told()

@@ -224,7 +224,8 @@ def test_one_weight_that_is_one_step_off_is_found(receipts: list[Receipt]) -> No
             weight[token_id, column] *= 1 + 2**-7
         (verdict,) = verdicts_of(other, [receipt])
         assert verdict.reason == "not its own"
-        assert receipt.output_ids[verdict.equal] == token_id
+        # Its own logit is another one, or it is drawn where another token was.
+        assert token_id in (receipt.output_ids[verdict.equal], verdict.expected)
         here = replace(maker_of(other), model="0" * 64)
         ((_, told),) = replayed(other, [receipt], here, spelling())
         assert told.reason == "other model"
