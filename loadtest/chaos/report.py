@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ class ChaosReport:
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         seconds = time.monotonic() - self.started
-        whole = asdict(self) | {"started": None, "seconds": seconds, "broken": self.broken}
+        found = {"date": date.today().isoformat(), "seconds": seconds, "broken": self.broken}
+        whole = asdict(self) | found
+        del whole["started"]  # by a clock of this process
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 

@@ -102,14 +102,16 @@ def test_shipped_numbers_meet_the_floors(evaluation: dict[str, Any]) -> None:
     ended = evaluation["ended_prompts"]
     assert ended["prompts"] == 100
     assert min(ended["greedy"], ended["sampled"]) >= 90
-    assert evaluation["best_token_match_rate"]["mean"] >= 0.7
-    assert evaluation["drawn_token_match_rate"]["mean"] >= 0.65
+    # Of a draft that was trained for 1,600 steps: a target of more text is harder to follow.
+    assert evaluation["best_token_match_rate"]["mean"] >= 0.65
+    assert evaluation["drawn_token_match_rate"]["mean"] >= 0.6
     for name in ("children", "novels", "dialogues", "all"):
         row = evaluation["bits_per_byte"][name]
         assert row["target"] < row["draft"] < row["unigram"]
     assert (
         evaluation["bits_per_byte"]["all"]["target"] < evaluation["bits_per_byte"]["all"]["xz -9e"]
     )
+    assert evaluation["bits_per_byte"]["all"]["target"] < 1.2  # 1.367 with a third of the steps
 
 
 def test_shipped_target_ends_its_answers(
