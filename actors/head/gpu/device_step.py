@@ -48,7 +48,7 @@ class PackedStep:
     """What N rows ask, as the bytes that travel to the device."""
 
     integers: npt.NDArray[np.int64]  # [N, 5]
-    reals: npt.NDArray[np.float64]  # [N, 6]
+    reals: npt.NDArray[np.float64]  # [N, 9]
     support: PackedSupport
     masks: npt.NDArray[np.uint64]  # [M, blocks]
     mask: npt.NDArray[np.int64]  # [N], places among them or -1

@@ -51,7 +51,7 @@ class Questions(NamedTuple):
     """What the rows ask, as `kernels.search.gpu` reads it; IDLE rows ask nothing."""
 
     integers: torch.Tensor  # [N, 5] int64: kind, k, low and high half of the key, position
-    reals: torch.Tensor  # [N, 6] float64: see `triton_adjust.REALS`
+    reals: torch.Tensor  # [N, 9] float64: see `triton_adjust.REALS`
 
 
 class EstimatedRows(NamedTuple):

@@ -19,7 +19,7 @@ from lexshard.kernels.search.gpu.triton_bounds import (
     C_REALS,
     C_TOP_K,
 )
-from lexshard.kernels.search.gpu.triton_leaders import best_places
+from lexshard.kernels.search.gpu.triton_leaders import best_places, ordered
 
 
 @triton.jit
@@ -28,10 +28,7 @@ def _nucleus(value, scale, kept, share, SIZE: tl.constexpr):  # type: ignore[no-
     best = tl.max(tl.where(kept, value, float("-inf")), 0)
     mass = tl.where(kept, tl.exp((value - best).to(tl.float64) * scale), 0.0)
     target = tl.sum(mass, 0) * share
-    bits = value.to(tl.int32, bitcast=True)
-    # Integers that order as the values do, no two alike.
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * SIZE
-    key += SIZE - 1 - tl.arange(0, SIZE)
+    key = ordered(value, SIZE)
     low = tl.min(key, 0)
     high = tl.max(key, 0)
     while low < high:

@@ -109,15 +109,20 @@ def summary_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def ordered(values, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Integers that order as fp32 ``values`` [SIZE] do, ties to the lower place: no two alike."""
+    bits = values.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * SIZE
+    return key + (SIZE - 1 - tl.arange(0, SIZE))
+
+
+@triton.jit
 def best_places(values, wanted, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the ``wanted`` largest of fp32 ``values`` [SIZE] stand, ties to the lower place.
 
     A few are found one after the other, more by looking for a bound in quarters of what is left.
     """
-    bits = values.to(tl.int32, bitcast=True)
-    # Integers that order as the values do, no two alike.
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * SIZE
-    key += SIZE - 1 - tl.arange(0, SIZE)
+    key = ordered(values, SIZE)
     low = tl.min(key, 0)
     high = tl.max(key, 0)
     if wanted <= C_FEW:
