@@ -104,6 +104,15 @@ class Link:
             if self._peer.look():
                 raise PeerLostError("the other process has been stopped")
 
+    def has_ended(self) -> bool:
+        """Whether the peer has gone, for a thread that takes nothing in."""
+        ending = select.poll()
+        try:
+            ending.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
+        except ValueError:  # closed at this end
+            return True
+        return bool(ending.poll(0))
+
     def close(self) -> None:
         self._socket.close()
 

@@ -22,7 +22,7 @@ import psutil
 
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.body.parallel.loading import load_parallel
+from lexshard.actors.body.parallel.loading import ParallelOptions, load_parallel
 from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.cluster.ranks.processes import RankProcesses
 from lexshard.kernels.attention import BLOCK_SIZE
@@ -57,7 +57,7 @@ def told_memory(process_id: int) -> str:
 
 def loaded(model: Path, ranks: int) -> tuple[LoadedModel, ParallelBody]:
     """The model, and its body with room for the largest step."""
-    found = load_parallel(model, "auto", ranks, partial(RankProcesses, seconds=SECONDS))
+    found = load_parallel(model, ParallelOptions(ranks), partial(RankProcesses, seconds=SECONDS))
     body = found.body
     assert isinstance(body, ParallelBody)
     body.allocate_cache(max(ROWS) * BLOCKS)

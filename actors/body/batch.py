@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,19 @@ def whole_text(token_ids: Sequence[int], output_rows: npt.NDArray[np.int32]) -> 
         block_tables=np.arange(-(-length // BLOCK_SIZE), dtype=np.int32)[None],
         output_rows=output_rows,
     )
+
+
+@runtime_checkable
+class BodyOfDevices(Protocol):
+    """What a body on GPUs says besides."""
+
+    @property
+    def description(self) -> str:
+        """What is in graphs and which attention there is, in words."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of its GPU, of several the one that has least left: those that are free, and
+        all. Waits for it."""
 
 
 class Body(Protocol):

@@ -78,8 +78,8 @@ class GeneralBody:
         self.attention = "attention by Triton"  # on a GPU, in words
         self.compiled = False
         self.layers = "layers as they are written"  # how they are computed, in words
-        head = model.get_output_embeddings().weight
-        self.hidden_size: int = head.shape[1]
+        head = model.get_output_embeddings()  # a decoder alone has none
+        self.hidden_size: int = config.hidden_size if head is None else head.weight.shape[1]
 
     def round_products(self) -> None:
         """From the next cache on, which must be a new one, a CPU rounds what weights are multiplied

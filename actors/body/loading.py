@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -17,9 +15,12 @@ from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint, read_mo
 from lexshard.actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
 from lexshard.actors.body.fused import FusedBody, Tensors, plan_of, supports
 from lexshard.actors.body.general import GeneralBody
-from lexshard.actors.body.gpu.capture import CudaCapture
-from lexshard.actors.body.gpu.flash_attention import FlashInferAttention
-from lexshard.actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
+from lexshard.actors.body.gpu.checked import (
+    attend_checked,
+    compile_checked,
+    graphed_body,
+    merge_checked,
+)
 from lexshard.actors.body.gpu.launchers import check_launchers
 from lexshard.actors.body.head_weights import HeadWeights, check_head, read_head
 from lexshard.actors.body.model_code import model_code
@@ -33,6 +34,7 @@ from lexshard.actors.body.proven import (
 )
 from lexshard.actors.body.refusals import check_memory, check_stored_types, model_class
 from lexshard.actors.body.self_test import (
+    TOLERANCES,
     Expected,
     check_body,
     check_hidden,
@@ -46,10 +48,6 @@ from lexshard.kernels.linear import Arithmetic
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
 
 _NOT_PAGED = "{} does not work with paged attention and packed weights"
-# Largest difference to the plain forward pass, relative to the largest value. In bfloat16 two
-# correct implementations differ by a few roundings of 2**-8, in float16 of 2**-11.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 1e-2}
-
 # Typical difference of a body that rounds what it multiplies to one of the same weights that does
 # not, relative to a typical value. It grows with the layers, and with what the model makes of small
 # differences: 0.003 for the demo, 0.036 for random weights in 18 layers. That its weights, layers
@@ -101,9 +99,9 @@ def load(
     Raises a ``ModelRefusedError`` that says what to do: `ModelPathError`, `WeightsError`,
     `UnsupportedModelError`, `BuildToolsError`, `InsufficientMemoryError` or `SelfTestError`.
     """
-    available = memory_bytes if memory_bytes is not None else memory_of(_choose_device(device))
+    available = memory_bytes if memory_bytes is not None else memory_of(choose_device(device))
     options = (dtype, body)
-    provable = body != "general" and _choose_device(device).type == "cpu"
+    provable = body != "general" and choose_device(device).type == "cpu"
     proven = recall_proven(Path(path).expanduser(), *options) if provable else None
     if proven is not None:
         return _load_proven(Path(path).expanduser(), proven, available)
@@ -111,7 +109,7 @@ def load(
     config = checkpoint.config
     kind = model_class(config)
     check_stored_types(checkpoint.stored_dtypes)
-    place = _choose_device(device)
+    place = choose_device(device)
     fused = _choose_fused(body, place, config)
     weights_dtype = dtype_of_weights(dtype, checkpoint.stored_dtypes, place)
     needed = _needed_bytes(checkpoint.parameters, fused, weights_dtype, place)
@@ -138,7 +136,7 @@ def load(
             attend_checked(chosen, expected, tolerance)
         if compiled:
             compile_checked(chosen, expected, tolerance)
-        chosen = _graphed_body(chosen, expected, tolerance, batch_invariant)
+        chosen = graphed_body(chosen, expected, tolerance, batch_invariant)
     rows = head.weight.shape[0]
     loaded = LoadedModel(
         body=chosen,
@@ -207,7 +205,7 @@ def check_before_weights(
         name = {torch.bfloat16: "BF16", torch.float16: "F16"}.get(written, "F32")
         parameters = {name: stored_bytes // (4 if name == "F32" else 2)}
     check_stored_types(frozenset(parameters))
-    place = _choose_device(device)
+    place = choose_device(device)
     fused = _choose_fused(body, place, config)
     weights_dtype = dtype_of_weights(dtype, frozenset(parameters), place)
     needed = _needed_bytes(sum(parameters.values()), fused, weights_dtype, place)
@@ -221,7 +219,8 @@ def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch
     return parameters * (4 + (dtype.itemsize if fused else 0))
 
 
-def _choose_device(wanted: str) -> torch.device:
+def choose_device(wanted: str) -> torch.device:
+    """The first GPU where ``wanted`` is "auto" and there is one."""
     available = torch.cuda.is_available()
     if wanted.startswith("cuda") and not available:
         raise UnsupportedModelError("there is no CUDA device here: use --device cpu")
@@ -318,71 +317,6 @@ def _general_body(
     check_windows(body.settings, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and body.device.type == "cpu"
     return body
-
-
-def attend_checked(
-    body: GeneralBody, expected: Expected, tolerance: float, name: str = "flashinfer"
-) -> None:
-    """Attention by the library ``name`` where there is one and it computes what ours does and the
-    plain forward pass. Whatever it raises, its compilers included, is a reason to do without."""
-    if find_spec(name) is None:
-        return
-    try:
-        flash = FlashInferAttention(
-            import_module(name), body.attention_shape, body.settings, body.device
-        )
-        difference = flash.largest_difference()
-        if not difference <= tolerance:  # NaN must fail
-            raise ValueError(f"it differs from ours by {difference:.3g} of the largest value")
-        body.attend_by(flash)
-        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
-    except Exception as error:
-        body.attend_by(None, _in_a_line(error))
-
-
-def _in_a_line(error: Exception) -> str:
-    """What an error says first; a compiler says much."""
-    said = str(error).strip().split("\n\n")[0]
-    return shorten(said, 200, placeholder=" ...") or type(error).__name__
-
-
-def merge_checked(body: GeneralBody, expected: Expected, tolerance: float) -> None:
-    """Products of one input as one where that computes what the plain forward pass does."""
-    body.merge_products()
-    try:
-        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
-    except (AssertionError, AttributeError, RuntimeError, ModelRefusedError):
-        body.split_products()
-
-
-def compile_checked(
-    body: GeneralBody, expected: Expected, tolerance: float, backend: str = "inductor"
-) -> None:
-    """Compiled layers where they compile and compute what the plain forward pass does."""
-    try:
-        body.compile_layers(backend)
-        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
-    except (RuntimeError, ModelRefusedError) as error:
-        body.interpret_layers(_in_a_line(error))
-
-
-def _graphed_body(
-    body: GeneralBody, expected: Expected, tolerance: float, batch_invariant: bool
-) -> Body:
-    """Steps as CUDA graphs, checked like those that are not.
-
-    Only a body whose steps have one shape can promise that rows do not depend on those beside them:
-    short test sequences may agree by chance where shapes differ.
-    """
-    graphed = GraphedBody(body, CudaCapture, fixed_rows=FIXED_ROWS if batch_invariant else None)
-    same = check_body(
-        graphed, expected.token_ids, expected.hidden, "the plain forward pass", tolerance
-    )
-    if graphed.refusal and body.flash is not None:
-        body.attend_by(None, graphed.refusal)  # it may be what cannot be recorded
-        return _graphed_body(body, expected, tolerance, batch_invariant)
-    graphed.batch_invariant = same and batch_invariant
-    return graphed
 
 
 def checked_fused_body(

@@ -27,3 +27,20 @@ def model_code(failure: str, remedy: str = "choose another model") -> Iterator[N
         told = " ".join(f"{type(error).__name__}: {error}".split())
         told = told if len(told) <= _LONGEST else told[:_LONGEST] + "..."
         raise ModelCodeError(f"{failure} ({told}): {remedy}") from error
+
+
+@contextmanager
+def without_a_word() -> Iterator[None]:
+    """What transformers would tell of a part of a model: progress, and a warning for every weight
+    of a folder that the part has no use for."""
+    from transformers.utils import logging
+
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
+            logging.enable_progress_bar()

@@ -231,6 +231,11 @@ class Engine:
         assert isinstance(self._body, ParallelBody)
         return self._body
 
+    @property
+    def _recorded_body(self) -> GraphedBody | ParallelBody | None:
+        """What records its steps."""
+        return self._body if isinstance(self._body, GraphedBody) else self._parallel_body
+
     def warm_up(self, *, guessing: bool = True) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new.
 
@@ -249,9 +254,9 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
-        if isinstance(self._body, GraphedBody):
+        if (recorded := self._recorded_body) is not None:
             blocks = -(-self.max_model_len // BLOCK_TOKENS)
-            self._body.record(self.configuration.max_running, blocks)
+            recorded.record(self.configuration.max_running, blocks)
         if self._speculation is not None and guessing:
             self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()
@@ -423,11 +428,17 @@ class Engine:
 def _loaded(configuration: EngineConfiguration, start_ranks: StartRanks | None) -> LoadedModel:
     if configuration.tensor_parallel is not None:
         # Needs msgspec, which is not everywhere.
-        from lexshard.actors.body.parallel.loading import load_parallel
+        from lexshard.actors.body.parallel.loading import ParallelOptions, load_parallel
 
-        return load_parallel(
-            configuration.model, configuration.dtype, configuration.tensor_parallel, start_ranks
+        options = ParallelOptions(
+            configuration.tensor_parallel,
+            configuration.dtype,
+            configuration.body,
+            configuration.attention,
+            configuration.device,
+            configuration.batch_invariant,
         )
+        return load_parallel(configuration.model, options, start_ranks)
     return load(
         configuration.model,
         configuration.dtype,

@@ -10,7 +10,7 @@ from torch.distributed import Store
 
 from lexshard.actors.collective import ROOT, Collective, SingleProcess
 from lexshard.cluster.collective.gloo_links import GlooLinks, open_store
-from lexshard.cluster.collective.nccl_links import CupyBroadcast, NcclLinks
+from lexshard.cluster.collective.nccl_links import CupyGroup, NcclLinks
 from lexshard.cluster.collective.star import StarCollective
 from lexshard.cluster.ports import own_address
 
@@ -60,7 +60,7 @@ def join(
     )
     carried = None
     if plan.nccl and device is not None:
-        connect = partial(CupyBroadcast, store, f"{plan.name}-nccl", rank, plan.size)
+        connect = partial(CupyGroup, store, f"{plan.name}-nccl", rank, plan.size)
         carried = NcclLinks(connect, device, plan.seconds, plan.forming_seconds)
     collective: Collective = StarCollective(links, plan.seconds, carried)
     collective.barrier()

@@ -18,11 +18,14 @@ from torch.distributed import Store
 from lexshard.actors.collective import ROOT
 from lexshard.cluster.collective.watchdog import Watchdog, end_process
 
+# In NCCL's header; older versions of cupy do not say it.
+NCCL_BFLOAT16 = 9
+
 
 class Broadcast(Protocol):
     """NCCL's, of fp32 tensors."""
 
-    def __call__(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Fills the tensor with the root's, in order of the current stream."""
 
     def abort(self) -> None:
@@ -43,8 +46,8 @@ def is_each_apart(gpus: Sequence[str | None]) -> bool:
 
 
 class NcclLinks:
-    """Broadcasts of tensors on ``device``, watched. ``connect`` gives the broadcast
-    (`CupyBroadcast`); it is called here, and once more for nothing, so that no step waits for
+    """Broadcasts of tensors on ``device``, watched. ``connect`` gives the group
+    (`CupyGroup`); it is called here, and once more for nothing, so that no step waits for
     what a communicator does first.
     """
 
@@ -61,8 +64,8 @@ class NcclLinks:
         formed: list[bool] = []
         forming.expect("forming the NCCL group", lambda: bool(formed))
         with torch.cuda.device(device):
-            self._broadcast = connect()
-            self._broadcast(torch.zeros(1, device=device))
+            self._group = connect()
+            self._group.broadcast(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
         formed.append(True)
         forming.close()
@@ -75,7 +78,7 @@ class NcclLinks:
         self._watchdog.expect(
             "broadcast of hidden states by NCCL", lambda: bool(started) and started[0].query()
         )
-        self._broadcast(hidden)
+        self._group.broadcast(hidden)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         started.append(event)
@@ -85,13 +88,13 @@ class NcclLinks:
         """Nothing of the group stays in the device's streams. Closing twice is harmless."""
         self._watchdog.close()
         if self._last is not None and not self._last.query():
-            self._broadcast.abort()
+            self._group.abort()
         self._last = None
 
 
-class CupyBroadcast:
+class CupyGroup:
     """NCCL's through cupy, in a communicator of its own whose identity the root leaves in ``store``
-    under ``name``."""
+    under ``name``. Calls are in order of the tensor's current stream."""
 
     def __init__(self, store: Store, name: str, rank: int, size: int) -> None:
         from cupy.cuda import nccl  # finds the library that torch has loaded
@@ -100,12 +103,29 @@ class CupyBroadcast:
             store.set(name, json.dumps(nccl.get_unique_id()))
         identity = tuple(json.loads(store.get(name)))
         self._communicator = nccl.NcclCommunicator(size, identity, rank)
-        self._float32 = nccl.NCCL_FLOAT32
+        self._sum = nccl.NCCL_SUM
+        self._types = {
+            torch.float32: nccl.NCCL_FLOAT32,
+            torch.float16: nccl.NCCL_FLOAT16,
+            torch.bfloat16: NCCL_BFLOAT16,
+        }
 
-    def __call__(self, tensor: torch.Tensor) -> None:
-        stream = torch.cuda.current_stream(tensor.device).cuda_stream
-        address, count = tensor.data_ptr(), tensor.numel()
-        self._communicator.bcast(address, count, self._float32, ROOT, stream)
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """See `Broadcast`."""
+        self._communicator.bcast(*self._memory(tensor), ROOT, self._stream(tensor))
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The tensor becomes the sum of those of all ranks."""
+        address, count, kind = self._memory(tensor)
+        self._communicator.allReduce(address, address, count, kind, self._sum, self._stream(tensor))
 
     def abort(self) -> None:
+        """See `Broadcast`."""
         self._communicator.abort()
+
+    def _memory(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+        assert tensor.is_contiguous(), "NCCL reads memory as it lies"
+        return tensor.data_ptr(), tensor.numel(), self._types[tensor.dtype]
+
+    def _stream(self, tensor: torch.Tensor) -> int:
+        return int(torch.cuda.current_stream(tensor.device).cuda_stream)

@@ -15,22 +15,23 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from lexshard.actors.body.parallel.messages import MeetGroup, RankMessage, RankPart
-from lexshard.actors.body.parallel.parallel_body import OtherRanks, RankLostError
+from lexshard.actors.body.parallel.messages import RankMessage, RankPart
+from lexshard.actors.body.parallel.parallel_body import OtherRanks
+from lexshard.actors.body.parallel.sums import RankGroup, RankLostError
 from lexshard.actors.role import Place
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.ports import own_address
 from lexshard.cluster.ranks.gang import RankGang
+from lexshard.cluster.ranks.meeting import GroupMeeting, meeting_of, use_device
 from lexshard.cluster.ranks.server import serve_rank
-from lexshard.cluster.ranks.sockets import KEY_BYTES, SocketMeeting, greeted, heard
+from lexshard.cluster.ranks.sockets import KEY_BYTES, greeted, heard
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
-from lexshard.kernels.parallel import Exchange
 
 if TYPE_CHECKING:
     from lexshard.cluster.topology.reservation import Reservation
@@ -62,9 +63,10 @@ class RankActor:
         import torch
 
         torch.set_num_threads(1)
+        if part.device is not None:  # of several that a process sees it has this one
+            use_device(part.device)
         end = greeted(first.place, first.key, part.rank, START_SECONDS)
-        hidden, host = part.plan.shape.hidden, own_address(*first.place)
-        meeting = SocketMeeting(part.rank, part.ranks, hidden, first.seconds, host)
+        meeting = meeting_of(part, first.seconds, own_address(*first.place))
         link = Link(end)
         try:
             serve_rank(link, part, meeting)
@@ -86,8 +88,7 @@ class RankActors(RankGang):
         self._listener.settimeout(START_SECONDS)
         place = str(host), int(self._listener.getsockname()[1])
         self._first = FirstRank(place, secrets.token_bytes(KEY_BYTES), seconds)
-        hidden = parts[0].plan.shape.hidden
-        self._own = SocketMeeting(0, len(parts) + 1, hidden, seconds, str(host))
+        self._own = meeting_of(replace(parts[0], rank=0), seconds, str(host))
         self._actors: dict[int, ActorRank] = {}
         self._told = threading.Event()
         self._closed = False
@@ -116,6 +117,8 @@ class RankActors(RankGang):
                 looks -= 1
                 for actor in tuple(self._actors.values()):
                     actor.look()
+                    if isinstance(self._own, GroupMeeting) and actor.link.has_ended():
+                        self._own.interrupt()
 
     def _start(self, part: RankPart) -> ActorRank:
         made = ActorRank(part, self._slots[part.rank - 1], self._first, self._listener)
@@ -125,20 +128,8 @@ class RankActors(RankGang):
     def _leave(self) -> None:
         self._own.leave()
 
-    def _meet(self) -> Exchange:
-        listening = {0: self._own.form(), **self._places}
-        places = [listening[rank] for rank in sorted(listening)]
-        told = MeetGroup(
-            tuple(each for each in places if each is not None), secrets.token_bytes(KEY_BYTES)
-        )
-        self.tell(told)
-        try:
-            self._own.meet(told)
-            for number in range(len(self._members)):
-                self._hear(number)
-        except PeerLostError as error:
-            raise RankLostError(str(error)) from error
-        return self._own.exchange
+    def _meet(self) -> RankGroup:
+        return self._meet_by(self._own)
 
 
 class ActorRank:
@@ -200,4 +191,7 @@ class RayRanks:
     def __call__(self, parts: Sequence[RankPart]) -> OtherRanks:
         nowhere: list[Mapping[str, Any]] = [{}] * len(parts)
         slots = nowhere if self.reservation is None else list(self.reservation.ranks)
+        if self.reservation is not None and parts[0].device not in (None, "cpu"):
+            # Ray gives GPUs away, and a process sees its own alone.
+            parts = [replace(part, device="cuda:0") for part in parts]
         return RankActors(parts, slots, seconds=self.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,16 +11,21 @@ from typing import Protocol
 from lexshard.actors.body.parallel.messages import (
     FormGroup,
     GroupMember,
+    MeasureMemory,
+    MeetGroup,
+    MemoryLeft,
     RankMessage,
     RankPart,
     RankRefusal,
     decode_rank_reply,
 )
-from lexshard.actors.body.parallel.parallel_body import RankLostError
+from lexshard.actors.body.parallel.sums import RankGroup, RankLostError
+from lexshard.actors.collective import CollectiveError
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.role import Place, RunningRole
 from lexshard.cluster.link import Link, PeerLostError
-from lexshard.kernels.parallel import Exchange
+from lexshard.cluster.ranks.server import Meeting
+from lexshard.cluster.ranks.sockets import KEY_BYTES
 
 # Replacements in a row of those that are lost before they have begun.
 MOST_REPLACED = 8
@@ -55,7 +61,7 @@ class RankGang(ABC):
             self.close()
             raise
 
-    def form(self) -> Exchange:
+    def form(self) -> RankGroup:
         """See `OtherRanks`. The first group is of processes that may still load."""
         self._leave()
         for _ in range(MOST_REPLACED):
@@ -76,11 +82,20 @@ class RankGang(ABC):
             except PeerLostError as error:
                 raise RankLostError(str(error)) from error
 
+    def memory(self) -> list[MemoryLeft]:
+        self.tell(MeasureMemory())
+        try:
+            found = [self._hear(number) for number in range(len(self._members))]
+        except PeerLostError as error:
+            raise RankLostError(str(error)) from error
+        return [each for each in found if isinstance(each, MemoryLeft)]
+
     def roles(self) -> list[RunningRole]:
         ranks = len(self._members) + 1
+        pairs = zip(self._members, self._parts, strict=True)
         return [
-            RunningRole("body", rank, member.place, "cpu", f"rank {rank} of {ranks}")
-            for rank, member in enumerate(self._members, 1)
+            RunningRole("body", rank, member.place, part.device or "cpu", f"rank {rank} of {ranks}")
+            for rank, (member, part) in enumerate(pairs, 1)
         ]
 
     def close(self) -> None:
@@ -103,13 +118,31 @@ class RankGang(ABC):
                 self._asked.add(number)
         for number in sorted(self._asked):
             try:
-                self._places[number + 1] = self._hear(number).place
+                reply = self._hear(number)
             except PeerLostError:
                 return number
+            assert isinstance(reply, GroupMember)
+            self._places[number + 1] = reply.place
             self._asked.discard(number)
         return None
 
-    def _hear(self, number: int) -> GroupMember:
+    def _meet_by(self, own: Meeting) -> RankGroup:
+        """Of ranks that connect to each other: ``own`` is the first one's way to meet them."""
+        try:
+            listening = {0: own.form(), **self._places}
+            places = [listening[rank] for rank in sorted(listening)]
+            told = MeetGroup(
+                tuple(each for each in places if each is not None), secrets.token_bytes(KEY_BYTES)
+            )
+            self.tell(told)
+            own.meet(told)
+            for number in range(len(self._members)):
+                self._hear(number)
+        except (PeerLostError, CollectiveError) as error:
+            raise RankLostError(str(error)) from error
+        return own.exchange
+
+    def _hear(self, number: int) -> GroupMember | MemoryLeft:
         """Raises PeerLostError, and RankLostError with the reason where it cannot be made."""
         reply = decode_rank_reply(self._members[number].link.receive())
         if isinstance(reply, RankRefusal):
@@ -125,5 +158,5 @@ class RankGang(ABC):
         """Ends what the group that there was is waiting for."""
 
     @abstractmethod
-    def _meet(self) -> Exchange:
+    def _meet(self) -> RankGroup:
         """The group of those that have formed it. Raises RankLostError."""

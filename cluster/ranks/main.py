@@ -13,18 +13,20 @@ import msgspec
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.cluster.link import Link
 from lexshard.cluster.ranks.board import Board
-from lexshard.cluster.ranks.server import serve_rank
+from lexshard.cluster.ranks.meeting import HOST, GroupMeeting, use_device
+from lexshard.cluster.ranks.server import Meeting, serve_rank
 from lexshard.cluster.roles.process import end_with_owner, read_order
 from lexshard.cluster.shared_memory.segment import Segment
 
 
 class RankOrder(msgspec.Struct, frozen=True):
-    """What a rank's process is told; ``link`` and ``memory`` are descriptors that it is handed."""
+    """What a rank's process is told; ``link`` and ``memory`` are descriptors that it is handed, no
+    memory for ranks that meet otherwise."""
 
     part: RankPart
     seconds: float
     link: int
-    memory: int
+    memory: int | None
 
 
 def main() -> None:
@@ -35,9 +37,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     part = order.part
-    hidden = part.plan.shape.hidden
-    board = Board(Segment(order.memory), part.rank, part.ranks, hidden, order.seconds)
-    serve_rank(Link(socket.socket(fileno=order.link)), part, board)
+    meeting: Meeting
+    if order.memory is None:
+        assert part.device is not None
+        use_device(part.device)
+        meeting = GroupMeeting(part, order.seconds, HOST)
+    else:
+        hidden = part.plan.shape.hidden
+        meeting = Board(Segment(order.memory), part.rank, part.ranks, hidden, order.seconds)
+    serve_rank(Link(socket.socket(fileno=order.link)), part, meeting)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,21 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from lexshard.actors.body.parallel.messages import RankPart
+from lexshard.actors.body.parallel.sums import RankGroup
 from lexshard.actors.role import Place, here
 from lexshard.cluster.link import Link
 from lexshard.cluster.ranks.board import Board, board_bytes
 from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.main import RankOrder
+from lexshard.cluster.ranks.meeting import HOST, GroupMeeting
 from lexshard.cluster.roles.process import ProcessRole, command_of, start_process
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.shared_memory.segment import Segment
-from lexshard.kernels.parallel import Exchange
 
 COMMAND = command_of("lexshard.cluster.ranks.main")
 EXIT_SECONDS = 5.0
@@ -35,35 +37,56 @@ class RankProcesses(RankGang):
     """``seconds`` is how long a rank may keep another waiting in a step."""
 
     def __init__(self, parts: Sequence[RankPart], *, seconds: float) -> None:
-        hidden, ranks = parts[0].plan.shape.hidden, len(parts) + 1
         self._seconds = seconds
-        self._board = Board(Segment.create(board_bytes(ranks, hidden)), 0, ranks, hidden, seconds)
+        self._own: Board | GroupMeeting
+        if parts[0].device is None:
+            hidden, ranks = parts[0].plan.shape.hidden, len(parts) + 1
+            memory = Segment.create(board_bytes(ranks, hidden))
+            self._own = Board(memory, 0, ranks, hidden, seconds)
+        else:
+            _check_gpus(parts)
+            self._own = GroupMeeting(replace(parts[0], rank=0), seconds, HOST)
         super().__init__(parts)
 
     def close(self) -> None:
         super().close()
-        self._board.segment.close()
+        if isinstance(self._own, Board):
+            self._own.segment.close()
 
     def _start(self, part: RankPart) -> RankProcess:
-        return RankProcess(part, self._board, self._seconds)
+        return RankProcess(part, self._own, self._seconds)
 
     def _leave(self) -> None:
-        self._board.leave()
+        self._own.leave()
 
-    def _meet(self) -> Exchange:
-        """All have answered, and touch nothing before they are told to compute."""
-        self._board.clear()
-        return self._board.exchange
+    def _meet(self) -> RankGroup:
+        if isinstance(self._own, GroupMeeting):
+            return self._meet_by(self._own)
+        # All have answered, and touch nothing before they are told to compute.
+        self._own.clear()
+        return self._own.exchange
+
+
+def _check_gpus(parts: Sequence[RankPart]) -> None:
+    """Raises ValueError where a rank would have no GPU of its own."""
+    import torch
+
+    ranks, found = len(parts) + 1, torch.cuda.device_count()
+    if parts[0].device != "cpu" and found < ranks:
+        raise ValueError(
+            f"--tensor-parallel {ranks} needs {ranks} GPUs and this machine has {found}: give a "
+            "smaller number, or --backend ray with nodes that have them"
+        )
 
 
 class RankProcess:
     """One child, and the thread that watches over it."""
 
-    def __init__(self, part: RankPart, board: Board, seconds: float) -> None:
+    def __init__(self, part: RankPart, meeting: Board | GroupMeeting, seconds: float) -> None:
         own, other = socket.socketpair()
-        memory = board.segment.descriptor
+        memory = meeting.segment.descriptor if isinstance(meeting, Board) else None
         order = RankOrder(part, seconds, other.fileno(), memory)
-        files = (other.fileno(), memory)
+        files = (other.fileno(), *(() if memory is None else (memory,)))
         role = ProcessRole(f"rank {part.rank}", COMMAND, msgspec.json.encode(order), files)
         try:
             one_thread = {"OMP_NUM_THREADS": "1"}
@@ -76,7 +99,7 @@ class RankProcess:
         self._id = self._process.pid
         self.place = Place(here().host, self._id)
         self.link = Link(own, StoppedProcess(self._id))
-        self._board = board
+        self._meeting = meeting
         self._closing = False
         self._watcher = threading.Thread(target=self._watch, name=f"rank-{part.rank}", daemon=True)
         self._watcher.start()
@@ -111,7 +134,7 @@ class RankProcess:
                     break
             self._changed(os.WSTOPPED | os.WNOHANG)  # heard: the next wait is for what comes after
         if not self._closing:
-            self._board.leave()
+            self._meeting.leave()
 
     def _changed(self, kinds: int) -> int:
         """What happened to the child; that it has exited where it is known no more."""

@@ -9,14 +9,17 @@ from lexshard.actors.body.parallel.messages import (
     ComputeBatch,
     FormGroup,
     GroupMember,
+    MeasureMemory,
     MeetGroup,
+    MemoryLeft,
     RankPart,
     RankRefusal,
+    RecordGraphs,
     decode_rank_message,
 )
+from lexshard.actors.body.parallel.sums import RankGroup
 from lexshard.actors.packed_arrays import encode
 from lexshard.cluster.link import Link, PeerLostError
-from lexshard.kernels.parallel import Exchange
 
 
 class Meeting(Protocol):
@@ -32,7 +35,7 @@ class Meeting(Protocol):
         """The group is of no use any more: whoever waits in it stops waiting."""
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> RankGroup:
         """Of the group that was formed last."""
 
 
@@ -45,7 +48,7 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
     try:
         try:
             rank = part.build()
-        except (OSError, ValueError, KeyError, MemoryError) as error:
+        except (OSError, ValueError, KeyError, MemoryError, RuntimeError) as error:
             link.send(encode(RankRefusal(f"{type(error).__name__}: {error}")))
             return
         while True:
@@ -55,6 +58,10 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
                         meeting.leave()  # so that who waits for this rank knows, too
                 case AllocateCache(blocks):
                     rank.allocate(blocks)
+                case RecordGraphs(sequences, blocks):
+                    rank.record(sequences, blocks)
+                case MeasureMemory():
+                    link.send(encode(MemoryLeft(*rank.memory())))
                 case FormGroup():
                     link.send(encode(GroupMember(meeting.form())))
                 case MeetGroup() as told:

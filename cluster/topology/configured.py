@@ -116,7 +116,7 @@ def processes_of(
     return Processes(
         engine,
         tuple(
-            Role("rank", f"rank {number}", resources.body_cpus, 0.0, body)
+            Role("rank", f"rank {number}", resources.body_cpus, resources.body_gpus, body)
             for number in range(1, ranks)
         ),
         tuple(shards[1:]),

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from lexshard.actors.body.parallel.sums import RankLostError
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
 from lexshard.cluster.collective.nccl_links import (
-    CupyBroadcast,
+    CupyGroup,
     NcclLinks,
     is_each_apart,
     own_gpu,
 )
+from lexshard.cluster.collective.rank_sums import NcclSums
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a CUDA device")
 
@@ -30,7 +32,7 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     device = torch.device("cuda", 0)
     bites: list[str] = []
-    connect = partial(CupyBroadcast, store, "one", 0, 1)
+    connect = partial(CupyGroup, store, "one", 0, 1)
     links = NcclLinks(connect, device, 10.0, bite=bites.append)
     hidden = torch.randn(16, 4096, device=device)
     before = hidden.clone()
@@ -51,7 +53,7 @@ def test_a_plan_with_nccl_needs_a_gpu_of_every_process() -> None:
 class FakeNccl(ModuleType):
     """What `cupy.cuda.nccl` has, in memory: what communicators were made of and asked for."""
 
-    NCCL_FLOAT32 = 7
+    NCCL_FLOAT16, NCCL_FLOAT32, NCCL_SUM = 6, 7, 0
 
     def __init__(self) -> None:
         super().__init__("cupy.cuda.nccl")
@@ -66,7 +68,9 @@ class FakeNccl(ModuleType):
     def NcclCommunicator(self, *made: Any) -> Any:  # noqa: N802
         self.made.append(made)
         return SimpleNamespace(
-            bcast=lambda *asked: self.asked.append(asked), abort=self.aborted.set
+            bcast=lambda *asked: self.asked.append(asked),
+            allReduce=lambda *asked: self.asked.append(asked),
+            abort=self.aborted.set,
         )
 
 
@@ -88,13 +92,13 @@ def test_all_ranks_make_a_communicator_of_the_roots_identity_and_broadcast_in_it
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     others = {rank: open_store("127.0.0.1", store.port, 60.0, root=False) for rank in (1, 2)}
     ranks = [
-        threading.Thread(target=CupyBroadcast, args=(own, "three", rank, 3))
+        threading.Thread(target=CupyGroup, args=(own, "three", rank, 3))
         for rank, own in others.items()
     ]
     for each in ranks:
         each.start()
     hidden = torch.zeros(2, 4)
-    CupyBroadcast(store, "three", 0, 3)(hidden)
+    CupyGroup(store, "three", 0, 3).broadcast(hidden)
     for each in ranks:
         each.join(60)
     assert sorted(nccl.made, key=lambda made: made[2]) == [(3, nccl.identity, n) for n in range(3)]
@@ -114,7 +118,7 @@ def test_what_still_waits_when_a_group_ends_is_aborted(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch, "zeros", lambda count, device: torch.ones(count))
     store = open_store("127.0.0.1", 0, 60.0, root=True)
-    connect = partial(CupyBroadcast, store, "two", 0, 2)
+    connect = partial(CupyGroup, store, "two", 0, 2)
     links = NcclLinks(connect, torch.device("cuda", 0), 60.0)
     links.broadcast(torch.ones(3))
     assert not nccl.aborted.is_set()
@@ -122,6 +126,53 @@ def test_what_still_waits_when_a_group_ends_is_aborted(
     links.close()
     assert nccl.aborted.is_set() != done
     assert [count for _, count, *_ in nccl.asked] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.float32, 7), (torch.bfloat16, 9), (torch.float16, 6)]
+)
+def test_sums_of_ranks_are_nccls_in_place_and_in_the_current_stream(
+    dtype: torch.dtype, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nccl = FakeNccl()
+    install(nccl, monkeypatch)
+    store = open_store("127.0.0.1", 0, 60.0, root=True)
+    values = torch.zeros(3, 5, dtype=dtype)
+    CupyGroup(store, "sums", 0, 1).add(values)
+    place = values.data_ptr()
+    assert nccl.asked == [(place, place, 15, kind, nccl.NCCL_SUM, 11)]
+
+
+class Waiting:
+    """A device's event that happens when it is told to."""
+
+    def __init__(self) -> None:
+        self.happens = threading.Event()
+
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        assert self.happens.wait(60)
+
+
+def test_a_step_whose_rank_is_gone_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the end of the group ends it on the device; hidden states are then anything."""
+    nccl, event = FakeNccl(), Waiting()
+    install(nccl, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    store = open_store("127.0.0.1", 0, 60.0, root=True)
+    sums = NcclSums(CupyGroup(store, "ranks", 0, 2), "cuda:0", 0.2)
+    event.happens.set()
+    sums.add(torch.zeros(1))
+    assert sums.complete()
+    event.happens.clear()
+    threading.Thread(target=lambda: nccl.aborted.wait(60) and event.happens.set()).start()
+    sums.add(torch.zeros(1))
+    assert not sums.complete()
+    with pytest.raises(RankLostError):
+        sums.add(torch.zeros(1))
+    sums.abort()
+    assert len(nccl.asked) == 2
 
 
 def test_nccl_carries_where_every_process_has_a_gpu_of_its_own() -> None:

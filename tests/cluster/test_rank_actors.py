@@ -52,6 +52,14 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank_and_shard(
     assert told(engine_of(ranks, shards=shards), requests) == of_one
 
 
+def test_decoders_of_torch_are_actors_too(requests: list[Request]) -> None:
+    """They meet by a store, and add by gloo where there is no GPU; one that is killed is replaced."""
+    some = requests[:STREAMS]
+    expected = tokens_of(engine_of(2, body="general"), some)
+    engine = engine_of(2, body="general", shards=2)
+    assert told_while_ranks_are_lost(engine, some, signal.SIGKILL) == expected
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_actor_is_replaced_in_the_midst_of_a_step(
     requests: list[Request], number: signal.Signals

@@ -7,11 +7,13 @@ import signal
 import time
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from lexshard.actors.body.parallel.parallel_body import RankLostError
+from lexshard.actors.body.parallel.messages import RankPart
+from lexshard.actors.body.parallel.sums import RankLostError
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
@@ -71,6 +73,23 @@ def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
     some = requests[:STREAMS]
     expected = tokens_of(engine_of(1), some)
     assert told_while_ranks_are_lost(engine_of(ranks), some, number) == expected
+
+
+def test_decoders_of_torch_tell_the_same_whatever_is_beside_and_whoever_is_lost(
+    requests: list[Request],
+) -> None:
+    """`--body general`: as ranks on GPUs are, but for gloo, which adds here."""
+    some = requests[:STREAMS]
+    expected = tokens_of(engine_of(2, body="general"), some)
+    others = engine_of(2, body="general", max_running=5, prefix_cache=False)
+    assert told_while_ranks_are_lost(others, some, signal.SIGKILL) == expected
+
+
+def test_ranks_that_would_share_a_gpu_are_refused() -> None:
+    """NCCL would refuse them later, and in other words."""
+    part = RankPart("folder", "bfloat16", Mock(), 1, 2, 1000, "cuda:1")
+    with pytest.raises(ValueError, match="needs 2 GPUs and this machine has 0"):
+        RankProcesses([part], seconds=1.0)
 
 
 def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:

@@ -16,7 +16,7 @@ from lexshard.actors.body.parallel.messages import (
     RankPart,
     decode_rank_message,
 )
-from lexshard.actors.body.parallel.parallel_body import RankLostError
+from lexshard.actors.body.parallel.sums import RankLostError
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.role import RunningRole
 from lexshard.kernels.parallel import (

@@ -89,6 +89,11 @@ class GraphedBody:
             graphs = f"every step in CUDA graphs of {self._fixed_rows} rows"
         return f"{graphs}, {self._body.layers}; {self._body.attention}"
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the GPU: those that are free, and all. Waits for it."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.mem_get_info(self.device)
+
     def kv_bytes_per_block(self) -> int:
         return self._body.kv_bytes_per_block()
 

@@ -26,10 +26,6 @@ def check_ranks(configuration: EngineConfiguration) -> None:
         return
     if ranks not in RANKS:
         raise ValueError(f"--tensor-parallel {ranks}: a body is shared by 1, 2, 4 or 8 ranks")
-    if configuration.device.startswith("cuda"):
-        raise ValueError("--tensor-parallel shares a body among CPUs: give --device cpu")
-    if configuration.body == "general":
-        raise ValueError("--tensor-parallel shares the fused body: leave --body general out")
 
 
 def check_folder_shared(folder: Path, ranks: int) -> None:

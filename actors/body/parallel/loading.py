@@ -7,10 +7,9 @@ was found is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,28 +22,40 @@ from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.head_weights import HeadWeights, check_head, narrowed, read_head
 from lexshard.actors.body.loading import (
     ROUNDED,
-    TOLERANCES,
     LoadedModel,
     checked_fused_body,
+    choose_device,
     dtype_of_weights,
+    memory_of,
     read_model,
 )
+from lexshard.actors.body.model_code import without_a_word
 from lexshard.actors.body.parallel.checks import check_folder_shared
+from lexshard.actors.body.parallel.general_rank import GeneralRank
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.actors.body.parallel.parallel_body import NoOthers, OtherRanks, ParallelBody
 from lexshard.actors.body.parallel.rank import BodyRank
 from lexshard.actors.body.parallel.share import RankShare
-from lexshard.actors.body.parallel.slices import StoredSlices
+from lexshard.actors.body.parallel.side_by_side import SideBySide
+from lexshard.actors.body.parallel.slices import StoredSlices, slices_of
+from lexshard.actors.body.parallel.sums import OneRank, RankGroup
 from lexshard.actors.body.proven import (
     ProvenModel,
     head_name_of,
     recall_proven,
     remember_proven,
 )
-from lexshard.actors.body.refusals import check_stored_types, model_class
-from lexshard.actors.body.self_test import check_body, plain_forward, run_alone
+from lexshard.actors.body.refusals import check_memory, check_stored_types, model_class
+from lexshard.actors.body.self_test import (
+    TOLERANCES,
+    Expected,
+    check_body,
+    plain_forward,
+    run_alone,
+)
 from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.linear import Arithmetic
+from lexshard.kernels.parallel import alone
 
 # Layers that are compared at least: one that follows on another, and one of every kind.
 COMPARED_LAYERS = 2
@@ -54,40 +65,107 @@ _WAY = "parallel"  # as what a load is remembered
 StartRanks = Callable[[Sequence[RankPart]], OtherRanks]
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """How a model is loaded on ``ranks`` ranks: see `actors.body.loading.load`. On a CPU ranks are
+    compiled stacks, or with ``body`` "general" decoders of torch, as they are on GPUs."""
+
+    ranks: int
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    body: Literal["auto", "general", "fused"] = "auto"
+    attention: Literal["auto", "triton"] = "triton"
+    device: str = "cpu"
+    batch_invariant: bool = False
+
+
 def load_parallel(
-    path: str | Path,
-    dtype: Literal["auto", "float32", "bfloat16"],
-    ranks: int,
-    start: StartRanks | None,
+    path: str | Path, options: ParallelOptions, start: StartRanks | None
 ) -> LoadedModel:
-    """The model in a local folder, its body on ``ranks`` ranks, of which the first is here.
+    """The model in a local folder, its body on several ranks, of which the first is here.
 
     Raises what `actors.body.loading.load` and ``start`` raise, and ValueError without a ``start``
     where there are others to start.
     """
-    folder = Path(path).expanduser()
+    folder, ranks = Path(path).expanduser(), options.ranks
     check_folder_shared(folder, ranks)
     if ranks > 1 and start is None:
         raise ValueError("a parallel body needs processes for its other ranks: give start_ranks")
-    proven = recall_proven(folder, dtype, _WAY) or _prove(folder, dtype)
-    vocabulary = _embedding_rows(folder)
+    place = choose_device(options.device)
+    if place.type == "cpu" and options.body != "general":
+        return _load_stacks(folder, options, start)
+    return _load_decoders(folder, options, place, start)
+
+
+def _load_stacks(folder: Path, options: ParallelOptions, start: StartRanks | None) -> LoadedModel:
+    proven = recall_proven(folder, options.dtype, _WAY)
+    if proven is None:
+        first = _first_layers_of(folder, options.dtype, torch.device("cpu"))
+        proven = _prove(first)
+        remember_proven(folder, proven, first.model, options.dtype, _WAY)
+    parts = _parts(folder, proven, options.ranks)
+    body = _started(proven, parts, start, alone())
+    body.batch_invariant = proven.batch_invariant
+    return _loaded(folder, proven, body)
+
+
+def _load_decoders(
+    folder: Path, options: ParallelOptions, place: torch.device, start: StartRanks | None
+) -> LoadedModel:
+    if options.batch_invariant and place.type != "cpu":
+        raise ValueError(
+            "on GPUs --tensor-parallel adds in an order of NCCL's own, so that rows depend on "
+            "those beside them: leave --batch-invariant out"
+        )
+    first = _first_layers_of(folder, options.dtype, place)
+    proven = _prove_side_by_side(first, options.ranks)
+    check_memory(
+        proven.parameters * getattr(torch, proven.dtype).itemsize // options.ranks,
+        memory_of(place),
+    )
+    flash = options.attention == "auto"
     parts = [
+        replace(part, device=_device_of(place, part.rank), flash=flash)
+        for part in _parts(folder, proven, options.ranks)
+    ]
+    del first  # before this rank takes its memory
+    body = _started(proven, parts, start, OneRank())
+    body.batch_invariant = proven.batch_invariant
+    return _loaded(folder, proven, body)
+
+
+def _device_of(place: torch.device, rank: int) -> str:
+    """GPUs follow on that of the first rank. Where a process sees its own alone, its starter says
+    so."""
+    return "cpu" if place.type == "cpu" else f"cuda:{(place.index or 0) + rank}"
+
+
+def _parts(folder: Path, proven: ProvenModel, ranks: int) -> list[RankPart]:
+    vocabulary = _embedding_rows(folder)
+    return [
         RankPart(str(folder), proven.dtype, proven.plan, rank, ranks, vocabulary)
         for rank in range(ranks)
     ]
-    others = NoOthers() if start is None or ranks == 1 else start(parts[1:])
+
+
+def _started(
+    proven: ProvenModel, parts: Sequence[RankPart], start: StartRanks | None, alone: RankGroup
+) -> ParallelBody:
+    others = NoOthers(alone) if start is None or len(parts) == 1 else start(parts[1:])
     try:
-        body = ParallelBody(proven.plan, parts[0].build(), others)
+        return ParallelBody(proven.plan, parts[0].build(), others)
     except BaseException:
         others.close()
         raise
-    body.batch_invariant = proven.batch_invariant
+
+
+def _loaded(folder: Path, proven: ProvenModel, body: ParallelBody) -> LoadedModel:
     output = StoredSlices(folder, getattr(torch, proven.dtype))(proven.head_name)
     if output is None:
         raise KeyError(proven.head_name)
+    weight = narrowed(output).to(body.device)
     return LoadedModel(
         body=body,
-        head=HeadWeights(narrowed(output), None, proven.softcap, proven.head_scale),
+        head=HeadWeights(weight, None, proven.softcap, proven.head_scale),
         dtype=proven.dtype,
         vocabulary_size=proven.vocabulary_size,
         eos_token_ids=proven.eos_token_ids,
@@ -97,8 +175,41 @@ def load_parallel(
     )
 
 
-def _prove(folder: Path, dtype: str) -> ProvenModel:
-    """Compares the first layers, in this process, and remembers what was found."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstLayers:
+    """The first layers of a ``checkpoint``, as transformers computes them."""
+
+    checkpoint: Checkpoint
+    model: Any
+    dtype: torch.dtype
+    head: HeadWeights
+    head_name: str
+    expected: Expected
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return "bfloat16" if self.dtype == torch.bfloat16 else "float32"
+
+    def proven(self, *, batch_invariant: bool) -> ProvenModel:
+        """What is known of the whole model when its first layers were found to be right."""
+        checkpoint, rows = self.checkpoint, self.head.weight.shape[0]
+        return ProvenModel(
+            plan=plan_of(self.model, self.arithmetic, checkpoint.config),
+            batch_invariant=batch_invariant,
+            head_name=self.head_name,
+            head_scale=self.head.scale,
+            softcap=self.head.softcap,
+            dtype=str(self.dtype).removeprefix("torch."),
+            vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
+            eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
+            default_sampling=checkpoint.default_sampling,
+            parameters=checkpoint.parameters,
+        )
+
+
+def _first_layers_of(folder: Path, dtype: str, place: torch.device) -> FirstLayers:
+    """Raises a ModelRefusedError for what ranks do not share, or what computes otherwise than it
+    says."""
     checkpoint = read_checkpoint(folder)
     config = checkpoint.config
     kind = model_class(config)
@@ -108,10 +219,8 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
             f"this {config.model_type} has layers that --tensor-parallel does not share: leave it "
             "out"
         )
-    place = torch.device("cpu")
     weights_dtype = dtype_of_weights(dtype, checkpoint.stored_dtypes, place)
-    arithmetic: Arithmetic = "bfloat16" if weights_dtype == torch.bfloat16 else "float32"
-    with _no_word_of_other_layers():
+    with without_a_word():
         model = read_model(kind, _first_layers(checkpoint), weights_dtype, place)
     head_name = head_name_of(model)
     if head_name is None:
@@ -121,15 +230,21 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
         )
     head = read_head(model)
     expected = plain_forward(model)
-    exact, tolerance = TOLERANCES[torch.float32], TOLERANCES[weights_dtype]
+    exact = TOLERANCES[torch.float32 if place.type == "cpu" else weights_dtype]
     for hidden, logits in zip(expected.hidden, expected.logits, strict=True):
         check_head(head, hidden, logits, exact)
+    return FirstLayers(checkpoint, model, weights_dtype, head, head_name, expected)
+
+
+def _prove(first: FirstLayers) -> ProvenModel:
+    """Compares a compiled stack of the first layers, in this process."""
+    model, expected, arithmetic = first.model, first.expected, first.arithmetic
+    exact, tolerance = TOLERANCES[torch.float32], TOLERANCES[first.dtype]
     weights = model.state_dict().get
     checked_fused_body(model, weights, arithmetic, expected, exact, tolerance)
     plan = plan_of(model, arithmetic)
-    rows = head.weight.shape[0]
     whole = RankShare(0, 1, plan.shape, model.get_input_embeddings().weight.shape[0])
-    body = ParallelBody(plan, BodyRank(plan, whole, _slices_of(model)), NoOthers())
+    body = ParallelBody(plan, BodyRank(plan, whole, slices_of(model)), NoOthers(alone()))
     ours = run_alone(GeneralBody(model, pack_linears=False), expected.token_ids)
     rounds = arithmetic == "bfloat16"
     invariant = check_body(
@@ -140,20 +255,35 @@ def _prove(folder: Path, dtype: str) -> ProvenModel:
         ROUNDED if rounds else exact,
         typical=rounds,
     )
-    found = ProvenModel(
-        plan=plan_of(model, arithmetic, config),
-        batch_invariant=invariant,
-        head_name=head_name,
-        head_scale=head.scale,
-        softcap=head.softcap,
-        dtype=str(weights_dtype).removeprefix("torch."),
-        vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
-        eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
-        default_sampling=checkpoint.default_sampling,
-        parameters=checkpoint.parameters,
+    return first.proven(batch_invariant=invariant)
+
+
+def _prove_side_by_side(first: FirstLayers, ranks: int) -> ProvenModel:
+    """Compares decoders of the first layers of which each has its part, in threads."""
+    model, expected = first.model, first.expected
+    shape = plan_of(model, first.arithmetic).shape
+    rows = model.get_input_embeddings().weight.shape[0]
+    weights = slices_of(model)
+    with without_a_word():
+        made = [
+            GeneralRank(
+                model.config,
+                RankShare(rank, ranks, shape, rows),
+                weights,
+                first.dtype,
+                model.device,
+                graphs=False,
+            )
+            for rank in range(ranks)
+        ]
+    invariant = check_body(
+        SideBySide(made),
+        expected.token_ids,
+        expected.hidden,
+        "the plain forward pass",
+        TOLERANCES[first.dtype],
     )
-    remember_proven(folder, found, model, dtype, _WAY)
-    return found
+    return first.proven(batch_invariant=invariant and model.device.type == "cpu")
 
 
 def _first_layers(checkpoint: Checkpoint) -> Checkpoint:
@@ -166,34 +296,6 @@ def _first_layers(checkpoint: Checkpoint) -> Checkpoint:
         if by_layer := getattr(config, name, None):
             setattr(config, name, by_layer[: config.num_hidden_layers])
     return replace(checkpoint, config=config)
-
-
-@contextmanager
-def _no_word_of_other_layers() -> Iterator[None]:
-    """transformers warns of every weight of a folder that a model has no use for."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
-def _slices_of(model: Any) -> Callable[[str, range | None, range | None], torch.Tensor | None]:
-    """Rows and columns of the weights of a transformers model."""
-    weights = model.state_dict()
-
-    def part(name: str, rows: range | None, columns: range | None) -> torch.Tensor | None:
-        found: torch.Tensor | None = weights.get(name)
-        if found is None:
-            return None
-        if rows is not None:
-            found = found[rows.start : rows.stop]
-        return found if columns is None else found[:, columns.start : columns.stop]
-
-    return part
 
 
 def _embedding_rows(folder: Path) -> int:

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.checkpoint import read_model_config
 from lexshard.actors.body.fused import FusedPlan
+from lexshard.actors.body.parallel.general_rank import GeneralRank
 from lexshard.actors.body.parallel.rank import BodyRank
 from lexshard.actors.body.parallel.share import RankShare
 from lexshard.actors.body.parallel.slices import StoredSlices
@@ -21,7 +23,8 @@ from lexshard.actors.packed_arrays import read_array
 @dataclass(frozen=True, slots=True)
 class RankPart:
     """All that rank ``rank`` of ``ranks`` must know to be made: ``dtype`` is what weights are
-    rounded to."""
+    rounded to. On a ``device`` it is a decoder of torch, which may attend by FlashInfer
+    (``flash``), and without one a compiled stack on the CPU."""
 
     folder: str
     dtype: str
@@ -29,12 +32,21 @@ class RankPart:
     rank: int
     ranks: int
     vocabulary_size: int
+    device: str | None = None
+    flash: bool = False
 
-    def build(self) -> BodyRank:
+    def build(self) -> BodyRank | GeneralRank:
         """The rank, warm: what it will call is compiled or loaded. Raises what reading raises."""
         share = RankShare(self.rank, self.ranks, self.plan.shape, self.vocabulary_size)
-        slices = StoredSlices(Path(self.folder), getattr(torch, self.dtype))
-        made = BodyRank(self.plan, share, slices)
+        dtype = getattr(torch, self.dtype)
+        slices = StoredSlices(Path(self.folder), dtype)
+        made: BodyRank | GeneralRank
+        if self.device is None:
+            made = BodyRank(self.plan, share, slices)
+        else:
+            config = read_model_config(Path(self.folder))
+            device = torch.device(self.device)
+            made = GeneralRank(config, share, slices, dtype, device, flash=self.flash)
         made.warm_up()
         return made
 
@@ -55,6 +67,17 @@ class AllocateCache(msgspec.Struct, frozen=True, tag=True):
     """See `Body.allocate_cache`."""
 
     blocks: int
+
+
+class RecordGraphs(msgspec.Struct, frozen=True, tag=True):
+    """See `GraphedBody.record`."""
+
+    sequences: int
+    blocks: int
+
+
+class MeasureMemory(msgspec.Struct, frozen=True, tag=True):
+    """What a rank's GPU has left. Answered by `MemoryLeft`."""
 
 
 class ComputeBatch(msgspec.Struct, frozen=True, tag=True):
@@ -99,12 +122,20 @@ class GroupMember(msgspec.Struct, frozen=True, tag=True):
     place: tuple[str, int] | None = None
 
 
+class MemoryLeft(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of a rank's GPU."""
+
+    free: int
+    total: int
+
+
 class RankRefusal(msgspec.Struct, frozen=True, tag=True):
     """Why a rank could not be made."""
 
     reason: str
 
 
-RankMessage = FormGroup | MeetGroup | AllocateCache | ComputeBatch
+RankMessage = FormGroup | MeetGroup | AllocateCache | RecordGraphs | MeasureMemory | ComputeBatch
+RankReply = GroupMember | RankRefusal | MemoryLeft
 decode_rank_message = msgspec.msgpack.Decoder(RankMessage, dec_hook=read_array).decode
-decode_rank_reply = msgspec.msgpack.Decoder(GroupMember | RankRefusal).decode
+decode_rank_reply = msgspec.msgpack.Decoder(RankReply).decode

@@ -19,11 +19,18 @@ import torch
 
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.fused import FusedPlan
-from lexshard.actors.body.parallel.messages import AllocateCache, ComputeBatch, RankMessage
+from lexshard.actors.body.parallel.general_rank import GeneralRank
+from lexshard.actors.body.parallel.messages import (
+    AllocateCache,
+    ComputeBatch,
+    MemoryLeft,
+    RankMessage,
+    RecordGraphs,
+)
 from lexshard.actors.body.parallel.rank import BodyRank
+from lexshard.actors.body.parallel.sums import RankGroup, RankLostError
 from lexshard.actors.role import RunningRole
 from lexshard.kernels.attention import BLOCK_SIZE
-from lexshard.kernels.parallel import Exchange, alone
 
 # Groups that are formed for one step before the body gives up.
 ATTEMPTS = 4
@@ -33,19 +40,18 @@ ROWS_AGAIN = 256
 logger = logging.getLogger("lexshard.ranks")
 
 
-class RankLostError(RuntimeError):
-    """A rank has gone, has stopped or does not answer, and its group with it."""
-
-
 class OtherRanks(Protocol):
     """The processes of all ranks but the first, which is here. `RankLostError` means that the group
     is of no use any more, and another can be formed."""
 
-    def form(self) -> Exchange:
+    def form(self) -> RankGroup:
         """A new group: who is missing is replaced. Raises RankLostError where none forms."""
 
     def tell(self, message: RankMessage) -> None:
         """To all, in order. Raises RankLostError."""
+
+    def memory(self) -> list[MemoryLeft]:
+        """What the GPU of each has left. Raises RankLostError."""
 
     def roles(self) -> list[RunningRole]:
         """Who they are."""
@@ -55,13 +61,19 @@ class OtherRanks(Protocol):
 
 
 class NoOthers:
-    """Of the only rank."""
+    """Of the only rank, whose ``group`` is its own."""
 
-    def form(self) -> Exchange:
-        return alone()
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def form(self) -> RankGroup:
+        return self._group
 
     def tell(self, message: RankMessage) -> None:
         """No other rank is told."""
+
+    def memory(self) -> list[MemoryLeft]:
+        return []
 
     def roles(self) -> list[RunningRole]:
         return []
@@ -73,16 +85,15 @@ class NoOthers:
 class ParallelBody:
     """``own`` and its ``others``; see `actors.body.batch.Body` for the contract.
 
-    Its bits are the same for every number of ranks. Raises RankLostError where no group can be
-    formed, here and in a step.
+    Of compiled stacks (`BodyRank`) its bits are the same for every number of ranks. Raises
+    RankLostError where no group can be formed, here and in a step.
     """
 
-    device = torch.device("cpu")
-    name = "parallel"
-
-    def __init__(self, plan: FusedPlan, own: BodyRank, others: OtherRanks) -> None:
+    def __init__(self, plan: FusedPlan, own: BodyRank | GeneralRank, others: OtherRanks) -> None:
         shape = plan.shape
-        self.batch_invariant = True
+        self.name = "parallel" if isinstance(own, BodyRank) else "parallel general"
+        self.device = own.device
+        self.batch_invariant = self.device.type == "cpu"
         self.hidden_size = shape.hidden
         self.vocabulary_size = own.share.vocabulary_size
         self.num_layers = shape.layers
@@ -92,21 +103,22 @@ class ParallelBody:
         self.ranks_lost = 0
         self._own = own
         self._others = others
-        self._exchange: Exchange | None = others.form()
+        self._group: RankGroup | None = others.form()
         # What was last written to each slot of the cache, and whether that is lost.
         self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._stale: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 
     def kv_bytes_per_block(self) -> int:
-        """Of all ranks together."""
-        return self._own.kv_bytes_per_block * self._own.share.ranks
+        """Of all ranks together on a CPU; of one on GPUs, each of which has memory of its own."""
+        together = self._own.share.ranks if self.device.type == "cpu" else 1
+        return self._own.kv_bytes_per_block * together
 
     def allocate_cache(self, num_blocks: int) -> None:
         self._tokens = np.full(num_blocks * BLOCK_SIZE, -1, np.int32)
         self._stale = np.zeros(num_blocks * BLOCK_SIZE, np.bool_)
         for attempt in range(ATTEMPTS):
             try:
-                if self._exchange is None:
+                if self._group is None:
                     self._form()
                 else:
                     self._allocate()
@@ -118,15 +130,31 @@ class ParallelBody:
         """Hidden states of ``batch.output_rows`` after the final norm: ``[N, d] float32``."""
         for attempt in range(ATTEMPTS):
             try:
-                if self._exchange is None:
+                if self._group is None:
                     self._form()
                 if self._stale.any():
                     for lost in self._lost_before(batch):
                         self._compute(lost)
-                return torch.from_numpy(self._compute(batch))
+                return self._compute(batch)
             except RankLostError as error:
                 self._lose(error, last=attempt == ATTEMPTS - 1)
         raise AssertionError("unreachable")
+
+    @property
+    def description(self) -> str:
+        """What is in graphs on the first rank's GPU, in words."""
+        return self._own.description
+
+    def record(self, sequences: int, blocks: int) -> None:
+        """`GraphedBody.record`, on all ranks."""
+        if self.device.type == "cpu":
+            return
+        self._others.tell(RecordGraphs(sequences, blocks))
+        self._own.record(sequences, blocks)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the GPU that has least left: those that are free, and all."""
+        return min(self._own.memory(), *((each.free, each.total) for each in self._others.memory()))
 
     def roles(self) -> list[RunningRole]:
         """The ranks but for the first."""
@@ -135,10 +163,10 @@ class ParallelBody:
     def close(self) -> None:
         self._others.close()
 
-    def _compute(self, batch: Batch) -> npt.NDArray[np.float32]:
-        assert self._exchange is not None
+    def _compute(self, batch: Batch) -> torch.Tensor:
+        assert self._group is not None
         self._others.tell(ComputeBatch.of(batch))
-        found = self._own.forward(batch, self._exchange)
+        found = self._own.forward(batch, self._group)
         if found is None:
             raise RankLostError("a rank did not do its part of a step")
         self._tokens[batch.slots] = batch.token_ids
@@ -152,12 +180,12 @@ class ParallelBody:
 
     def _form(self) -> None:
         """A new group, none of which has anything in its cache."""
-        self._exchange = self._others.form()
+        self._group = self._others.form()
         self._stale = self._tokens >= 0
         self._allocate()
 
     def _lose(self, error: RankLostError, *, last: bool) -> None:
-        self._exchange = None
+        self._group = None
         self.ranks_lost += 1
         logger.warning("a rank of the body is lost and will be replaced: %s", error)
         if last:

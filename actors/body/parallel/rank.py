@@ -12,7 +12,9 @@ import torch
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.families import norms_of
 from lexshard.actors.body.fused import EMBEDDING, FusedPlan
-from lexshard.actors.body.parallel.share import RankShare
+from lexshard.actors.body.parallel.share import RankShare, columns_of
+from lexshard.actors.body.parallel.slices import Slices, there
+from lexshard.actors.body.parallel.sums import RankGroup
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
 from lexshard.kernels.linear import fits_bfloat16, pack
@@ -20,8 +22,6 @@ from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.parallel import Exchange, RankWeights, alone
 
 Array = npt.NDArray[Any]
-# Some rows and some columns of a weight by its name, None: all; None where there is none of it.
-Slices = Callable[[str, range | None, range | None], torch.Tensor | None]
 
 
 class BodyRank:
@@ -33,8 +33,10 @@ class BodyRank:
     def __init__(self, plan: FusedPlan, share: RankShare, slices: Slices) -> None:
         self.share = share
         self.shape = share.shape
+        self.device = torch.device("cpu")
+        self.description = ""  # of what a GPU does
         self._weights = _read_weights(plan, share, slices)
-        table = _there(EMBEDDING, slices, share.tokens).contiguous()
+        table = there(EMBEDDING, slices, share.tokens).contiguous()
         if fits_bfloat16(table):
             self._embedding = table.bfloat16().view(torch.int16).numpy().view(np.uint16)
         else:
@@ -66,13 +68,14 @@ class BodyRank:
         )
         self._caches = keys, values
 
-    def forward(self, batch: Batch, exchange: Exchange) -> npt.NDArray[np.float32] | None:
+    def forward(self, batch: Batch, exchange: RankGroup) -> torch.Tensor | None:
         """Hidden states of ``batch.output_rows`` after the final norm, ``[N, d]``, equal on all
         ranks; None where one of them did not take part to the end."""
         from lexshard.kernels.parallel import cpu  # numba compiles on first use
 
         if self._caches is None:
             raise RuntimeError("call allocate before forward")
+        assert isinstance(exchange, Exchange), "compiled code adds by an exchange"
         out = np.empty((batch.output_rows.shape[0], self.shape.hidden), np.float32)
         whole = cpu.forward(
             exchange,
@@ -88,7 +91,14 @@ class BodyRank:
             *self._caches,
             out,
         )
-        return out if whole else None
+        return torch.from_numpy(out) if whole else None
+
+    def record(self, sequences: int, blocks: int) -> None:
+        """Nothing is recorded on a CPU."""
+
+    def memory(self) -> tuple[int, int]:
+        """Of a GPU, which it has not."""
+        raise RuntimeError("a rank on a CPU has no memory of its own")
 
     def warm_up(self) -> None:
         """Loads or compiles all that `forward` calls. Leaves the rank without a cache."""
@@ -113,7 +123,7 @@ class BodyRank:
 
 def _read_weights(plan: FusedPlan, share: RankShare, slices: Slices) -> RankWeights:
     width = plan.shape.head_dim
-    heads, kv_heads = _columns(share.heads, width), _columns(share.kv_heads, width)
+    heads, kv_heads = columns_of(share.heads, width), columns_of(share.kv_heads, width)
     read = _LayerReader(plan, share.leaves, slices)
     attention = "self_attn.{}_proj"
     projections = tuple(
@@ -134,7 +144,7 @@ def _read_weights(plan: FusedPlan, share: RankShare, slices: Slices) -> RankWeig
         gate_up=read.rows(*gated, filled=True),
         down=read.columns("mlp.down_proj.weight", share.inner),
         inner_norm=read.norm(norms.inner),
-        final_norm=_there("model.norm.weight", slices).float().numpy() + np.float32(norms.added),
+        final_norm=there("model.norm.weight", slices).float().numpy() + np.float32(norms.added),
         **plan.by_layer(),
     )
 
@@ -172,7 +182,7 @@ class _LayerReader:
         """Packed leaf by leaf."""
 
         def of_layer(layer: int) -> list[torch.Tensor]:
-            found = _there(_in_layer(layer, name), self._slices, None, columns)
+            found = there(_in_layer(layer, name), self._slices, None, columns)
             return [*found.chunk(self._leaves, 1)]
 
         return self._stacked(of_layer)
@@ -182,7 +192,7 @@ class _LayerReader:
         return range(self._layers)
 
     def _of(self, layer: int, parts: Sequence[tuple[str, range | None]]) -> list[torch.Tensor]:
-        return [_there(_in_layer(layer, name), self._slices, rows) for name, rows in parts]
+        return [there(_in_layer(layer, name), self._slices, rows) for name, rows in parts]
 
     def _stacked(self, of_layer: Callable[[int], list[torch.Tensor]], half: bool = True) -> Array:
         """``[L, weights of a layer, panels, K, 16]``, packed, in bfloat16 where that is exact in
@@ -205,18 +215,5 @@ def _in_layer(layer: int, name: str) -> str:
     return f"model.layers.{layer}.{name}"
 
 
-def _columns(heads: range, width: int) -> range:
-    return range(heads.start * width, heads.stop * width)
-
-
 def _filled(weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL))
-
-
-def _there(
-    name: str, slices: Slices, rows: range | None = None, columns: range | None = None
-) -> torch.Tensor:
-    found = slices(name, rows, columns)
-    if found is None:
-        raise KeyError(name)
-    return found

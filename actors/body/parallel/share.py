@@ -51,3 +51,8 @@ class RankShare:
 
     def _even(self, count: int) -> range:
         return range(self.rank * count // self.ranks, (self.rank + 1) * count // self.ranks)
+
+
+def columns_of(heads: range, width: int) -> range:
+    """Those of some ``heads``, each ``width`` wide, which lie side by side."""
+    return range(heads.start * width, heads.stop * width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import torch
 
 from lexshard.actors.stored_tensors import stored_tensors
+
+# Some rows and some columns of a weight by its name, None: all; None where there is none of it.
+Slices = Callable[[str, range | None, range | None], torch.Tensor | None]
 
 # As what bits of safetensors' types are read, and what torch calls them.
 _TYPES: dict[str, tuple[type[np.unsignedinteger[Any]], torch.dtype]] = {
@@ -21,7 +25,7 @@ _TYPES: dict[str, tuple[type[np.unsignedinteger[Any]], torch.dtype]] = {
 
 class StoredSlices:
     """Rows and columns of the weights in ``folder``, rounded to ``dtype``; see
-    `actors.body.parallel.rank.Slices`. What is asked for is copied, and nothing else is kept.
+    `Slices`. What is asked for is copied, and nothing else is kept.
 
     Raises WeightsError where files are missing or are no safetensors files.
     """
@@ -42,6 +46,31 @@ class StoredSlices:
         asked = tuple(slice(None) if each is None else _slice(each) for each in (rows, columns))
         part = np.array(mapped[asked[: len(stored.shape)]])
         return torch.from_numpy(part.view(f"i{part.itemsize}")).view(kind).to(self._dtype)
+
+
+def there(
+    name: str, slices: Slices, rows: range | None = None, columns: range | None = None
+) -> torch.Tensor:
+    """Of a weight that there must be. Raises KeyError where there is none."""
+    found = slices(name, rows, columns)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+def slices_of(model: Any) -> Slices:
+    """Rows and columns of the weights of a transformers model."""
+    weights = model.state_dict()
+
+    def part(name: str, rows: range | None, columns: range | None) -> torch.Tensor | None:
+        found: torch.Tensor | None = weights.get(name)
+        if found is None:
+            return None
+        if rows is not None:
+            found = found[rows.start : rows.stop]
+        return found if columns is None else found[:, columns.start : columns.stop]
+
+    return part
 
 
 def _slice(places: range) -> slice:

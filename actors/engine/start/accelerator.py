@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lexshard.actors.body.batch import Body, whole_text
-from lexshard.actors.body.gpu.graphed_body import LARGEST_GRAPH, GraphedBody
+from lexshard.actors.body.batch import Body, BodyOfDevices, whole_text
+from lexshard.actors.body.gpu.graphed_body import LARGEST_GRAPH
 from lexshard.actors.engine.start.memory import DeviceMemory
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
@@ -22,11 +22,9 @@ def describe_device(body: Body) -> str:
 
 def in_words(name: str, memory: DeviceMemory, body: Body) -> str:
     """``name``, its memory, what is in graphs, and which attention there is."""
-    steps = (
-        body.description
-        if isinstance(body, GraphedBody)
-        else "without CUDA graphs; attention by Triton"
-    )
+    steps = "without CUDA graphs; attention by Triton"
+    if isinstance(body, BodyOfDevices):
+        steps = body.description
     size, free = memory.total / 2**30, memory.free / 2**30
     return f"{name}, {size:.1f} GiB ({free:.1f} left); {steps}"
 
@@ -45,5 +43,7 @@ def measure_device(body: Body, rows: int) -> DeviceMemory:
     body.allocate_cache(-(-rows // BLOCK_TOKENS))
     for count in dict.fromkeys((rows, min(rows, LARGEST_GRAPH))):
         body.forward(whole_text([0] * count, np.array([count - 1], np.int32)))
+    if isinstance(body, BodyOfDevices):
+        return DeviceMemory(*body.memory())
     torch.cuda.synchronize(body.device)
     return DeviceMemory(*torch.cuda.mem_get_info(body.device))

@@ -85,7 +85,7 @@ def calls_of(configuration: EngineConfiguration) -> Groups:
         if call.folder == "draft":
             return drafts
         if call.folder == "parallel":
-            return configuration.tensor_parallel is not None
+            return configuration.tensor_parallel is not None and configuration.body != "general"
         return "signed_bytes" not in call.function or has_feature("avx512vnni")
 
     groups = {name: list(filter(needed, calls)) for name, calls in read_calls().items()}

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.capture import compute_each_time
+from lexshard.actors.body.gpu.checked import compile_checked
 from lexshard.actors.body.gpu.compiled_layers import KEYS
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
-from lexshard.actors.body.loading import compile_checked
 from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
 from tests.support.recorded_steps import TABLES, TOKENS, largest_difference
 from tests.support.tiny_models import save_tiny

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from lexshard.actors.body import loading, paged_attention
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu import checked
 from lexshard.actors.body.gpu.capture import compute_each_time
 from lexshard.actors.body.gpu.flash_attention import requests_of
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
@@ -48,8 +49,8 @@ def made(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "find_spec", lambda name: SimpleNamespace())
-    monkeypatch.setattr(loading, "import_module", lambda name: flash_infer)
+    monkeypatch.setattr(checked, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(checked, "import_module", lambda name: flash_infer)
 
 
 def refused(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -68,7 +69,7 @@ def test_steps_in_graphs_are_planned_and_attended_by_it(
 ) -> None:
     """Soft-caps and windows; chunks, decoding and padding; shapes used again for other steps."""
     body, expected = made
-    loading.attend_checked(body, expected, TOLERANCE)
+    checked.attend_checked(body, expected, TOLERANCE)
     assert body.attention == "attention by FlashInfer"
     monkeypatch.setattr(paged_attention, "paged_attention", refused)
     capture = RecordingCapture()
@@ -85,7 +86,7 @@ def test_steps_without_graphs_are_too(
     made: tuple[GeneralBody, Expected], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, expected = made
-    loading.attend_checked(body, expected, TOLERANCE)
+    checked.attend_checked(body, expected, TOLERANCE)
     monkeypatch.setattr(paged_attention, "paged_attention", refused)
     assert differences(run_mixed(body, expected.token_ids), expected) < TOLERANCE
 
@@ -95,8 +96,8 @@ def test_compiled_layers_attend_by_it(
     made: tuple[GeneralBody, Expected], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, expected = made
-    loading.attend_checked(body, expected, TOLERANCE)
-    loading.compile_checked(body, expected, TOLERANCE, backend="aot_eager")
+    checked.attend_checked(body, expected, TOLERANCE)
+    checked.compile_checked(body, expected, TOLERANCE, backend="aot_eager")
     monkeypatch.setattr(paged_attention, "paged_attention", refused)
     graphed = GraphedBody(body, lambda: compute_each_time)
     assert differences(run_mixed(graphed, expected.token_ids), expected) < TOLERANCE
@@ -105,7 +106,7 @@ def test_compiled_layers_attend_by_it(
 
 def test_without_it_our_kernels_attend(made: tuple[GeneralBody, Expected]) -> None:
     body, expected = made
-    loading.attend_checked(body, expected, TOLERANCE, name="no_such_library")
+    checked.attend_checked(body, expected, TOLERANCE, name="no_such_library")
     assert body.flash is None
     assert body.attention == "attention by Triton"
 
@@ -127,7 +128,7 @@ def test_where_it_is_wrong_or_fails_our_kernels_attend_and_the_banner_says_why(
         plan(self, *arguments, window_left=window_left + (window_left >= 0), **options)
 
     monkeypatch.setattr(flash_infer.BatchPrefillWithPagedKVCacheWrapper, "plan", wrong)
-    loading.attend_checked(body, expected, TOLERANCE)
+    checked.attend_checked(body, expected, TOLERANCE)
     assert body.flash is None
     assert body.attention.startswith("attention by Triton (FlashInfer: ")
     assert told in body.attention

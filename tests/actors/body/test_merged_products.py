@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu.checked import merge_checked
 from lexshard.actors.body.gpu.merged_products import FirstProduct, NextProduct
-from lexshard.actors.body.loading import merge_checked
 from lexshard.actors.body.self_test import plain_forward, run_mixed
 from tests.support.recorded_steps import TOKENS, largest_difference
 from tests.support.tiny_models import save_tiny

@@ -15,72 +15,31 @@ from lexshard.actors.body.errors import UnsupportedModelError
 from lexshard.actors.body.families import FAMILIES
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.body.parallel.checks import RANKS, check_ranks, check_shared
-from lexshard.actors.body.parallel.loading import load_parallel
-from lexshard.actors.body.parallel.parallel_body import ATTEMPTS, ParallelBody, RankLostError
+from lexshard.actors.body.parallel.loading import ParallelOptions, load_parallel
+from lexshard.actors.body.parallel.parallel_body import ATTEMPTS, ParallelBody
 from lexshard.actors.body.parallel.rank import BodyRank
 from lexshard.actors.body.parallel.share import RankShare
 from lexshard.actors.body.parallel.slices import StoredSlices
-from lexshard.actors.body.self_test import Piece, pack_batch
+from lexshard.actors.body.parallel.sums import RankLostError
+from lexshard.actors.body.self_test import pack_batch
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.kernels.parallel import LEAVES
+from tests.support.parallel_cases import (
+    ALONE,
+    BLOCKS,
+    MIXED,
+    OF_FAMILY,
+    SHARED,
+    computed,
+    hidden_of,
+)
 from tests.support.paths import DEMO
 from tests.support.thread_ranks import NeverFormed, ThreadRanks
-from tests.support.tiny_models import VOCABULARY, save_tiny
-
-LENGTHS = (61, 18, 33)
-BLOCKS = 16
-TABLES = [[3, 0, 9, 12], [1, 7, 0, 0], [5, 2, 11, 0]]
-# What eight ranks can share; inner columns of a rank that fill no whole panel.
-SHARED: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "num_hidden_layers": 3,
-}
-OF_FAMILY: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": False, "mlp_bias": False},
-    "mistral": {},
-    "qwen2": {"use_sliding_window": False, "num_key_value_heads": 8},
-    "qwen3": {},
-    "smollm3": {"no_rope_layers": [1, 1, 0]},
-    "gemma": {},
-    "gemma2": {},
-    "gemma3_text": {},  # layers 1 and 3 slide
-}
-MIXED: list[list[Piece]] = [
-    [(0, 0, 50), (1, 0, 7)],
-    [(0, 50, 51), (1, 7, 15), (2, 0, 30)],
-    *[[(s, LENGTHS[s] - 3 + i, LENGTHS[s] - 2 + i) for s in (1, 2)] for i in range(3)],
-    [(0, 51, 61)],
-]
-ALONE: list[list[Piece]] = [[(s, 0, length)] for s, length in enumerate(LENGTHS)]
-
-
-def token_ids() -> list[list[int]]:
-    random = np.random.default_rng(4)
-    return [random.integers(3, VOCABULARY, length).tolist() for length in LENGTHS]
-
-
-def hidden_of(body: Any, steps: list[list[Piece]]) -> list[torch.Tensor]:
-    """Hidden states of every sequence, computed in the given steps."""
-    body.allocate_cache(BLOCKS)
-    return _computed(body, steps)
-
-
-def _computed(body: Any, steps: list[list[Piece]]) -> list[torch.Tensor]:
-    found: list[list[torch.Tensor]] = [[] for _ in LENGTHS]
-    for pieces in steps:
-        hidden, first = body.forward(pack_batch(token_ids(), pieces, TABLES)), 0
-        for sequence, start, stop in pieces:
-            found[sequence].append(hidden[first : first + stop - start])
-            first += stop - start
-    return [torch.cat(each) if each else torch.empty(0) for each in found]
+from tests.support.tiny_models import save_tiny
 
 
 def parallel(folder: Path, ranks: int, dtype: Literal["float32", "bfloat16"]) -> LoadedModel:
-    return load_parallel(folder, dtype, ranks, ThreadRanks)
+    return load_parallel(folder, ParallelOptions(ranks, dtype), ThreadRanks)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -145,13 +104,13 @@ def test_what_a_lost_rank_had_is_computed_again_of_the_sequences_that_go_on(
         ranks.append(ThreadRanks(parts))
         return ranks[-1]
 
-    body = load_parallel(folder, "float32", 4, start).body
+    body = load_parallel(folder, ParallelOptions(4, "float32"), start).body
     expected = hidden_of(body, MIXED)
     body.allocate_cache(BLOCKS)
-    found = _computed(body, MIXED[:2])
+    found = computed(body, MIXED[:2])
     ranks[0].lose()
     before = ranks[0].computed_rows
-    rest = _computed(body, MIXED[2:])
+    rest = computed(body, MIXED[2:])
     # The step that was lost; 15 + 30 tokens before it; three steps; 51 and 10 of the first one.
     assert ranks[0].computed_rows - before == 2 + (15 + 30) + 3 * 2 + 51 + 10
     assert ranks[0].formed == 2
@@ -169,8 +128,8 @@ def test_a_token_is_exchanged_twice_a_layer_and_once_for_its_embedding() -> None
     counts = []
     for position in range(2):
         body.forward(pack_batch([[1, 2]], [(0, position, position + 1)], [[0]]))
-        assert body._exchange is not None
-        counts.append(int(body._exchange.counted[0]))
+        assert body._group is not None
+        counts.append(int(body._group.counted[0]))
     assert counts[1] - counts[0] == 2 * body.num_layers + 1
     body.close()
 
@@ -194,7 +153,7 @@ def test_a_body_whose_ranks_never_come_says_so() -> None:
     model = parallel(DEMO, 1, "bfloat16")
     assert isinstance(model.body, ParallelBody)
     never = NeverFormed()
-    model.body._others, model.body._exchange = never, None
+    model.body._others, model.body._group = never, None
     with pytest.raises(RankLostError, match="nobody came"):
         model.body.forward(pack_batch([[1]], [(0, 0, 1)], [[0]]))
     assert never.asked == ATTEMPTS
@@ -221,18 +180,14 @@ def test_models_that_cannot_be_shared_are_refused_by_what_cannot() -> None:
 def test_settings_that_no_parallel_body_has_are_refused() -> None:
     shared = EngineConfiguration("model", tensor_parallel=2)
     check_ranks(shared)
-    for changes, told in (
-        ({"tensor_parallel": 3}, "1, 2, 4 or 8 ranks"),
-        ({"device": "cuda"}, "--device cpu"),
-        ({"body": "general"}, "leave --body general out"),
-    ):
+    for changes, told in (({"tensor_parallel": 3}, "1, 2, 4 or 8 ranks"),):
         with pytest.raises(ValueError, match=told):
             check_ranks(replace(shared, **changes))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give start_ranks"):
-        load_parallel(DEMO, "bfloat16", 2, None)
+        load_parallel(DEMO, ParallelOptions(2, "bfloat16"), None)
 
 
 def test_layers_that_ranks_do_not_compute_are_refused(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path, **SHARED, attention_bias=True, mlp_bias=False)
     with pytest.raises(UnsupportedModelError, match="has layers that --tensor-parallel"):
-        load_parallel(tmp_path, "float32", 1, None)
+        load_parallel(tmp_path, ParallelOptions(1, "float32"), None)
