@@ -35,7 +35,11 @@ class MassTries(NamedTuple):
 
 
 class AnyMassShard(OutputHead, Protocol):
-    """A shard that may know something of the whole softmax."""
+    """A shard that may know something of the whole softmax. ``asks_others`` says whether the
+    thresholds of other shards leave it less to compute: else it has nothing to exchange before its
+    candidates."""
+
+    asks_others: bool
 
     def mass_rows(self, thresholds: Thresholds) -> list[int]:
         """The rows that bounds on the whole softmax may decide: those of a `MassShard` alone."""

@@ -98,6 +98,8 @@ class Shard:
     Raises `ValueError` where shapes do not fit or the weights are not finite.
     """
 
+    asks_others = True  # a larger threshold leaves it fewer rows to compute
+
     def __init__(
         self,
         weight: torch.Tensor,

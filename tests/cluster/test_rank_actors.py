@@ -53,7 +53,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank_and_shard(
 
 
 def test_decoders_of_torch_are_actors_too(requests: list[Request]) -> None:
-    """They meet by a store, and add by gloo where there is no GPU; one that is killed is replaced."""
+    """They meet by a store, and add by gloo without a GPU; one that is killed is replaced."""
     some = requests[:STREAMS]
     expected = tokens_of(engine_of(2, body="general"), some)
     engine = engine_of(2, body="general", shards=2)

@@ -92,7 +92,8 @@ class FoundRow:
 
 
 class DeviceShard:
-    """The output rows of one shard on ``device``, with the interface of `Shard`.
+    """The output rows of one shard on ``device``, with the interface of `Shard`. Its search goes by
+    its own threshold, in one launch: to ask others in its midst would take longer than it does.
 
     ``weight``, ``bias``, ``softcap``, ``scale``, ``vocabulary_size`` and ``owned`` as for `Shard`;
     ``ladder`` says which tier screens a step (never the dense screen, which a device does not have)
@@ -102,6 +103,8 @@ class DeviceShard:
     Raises `ValueError` where shapes do not fit, the weights are not finite, or the ladder chooses
     the dense screen.
     """
+
+    asks_others = False
 
     def __init__(
         self,

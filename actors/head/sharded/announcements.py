@@ -108,11 +108,13 @@ decode_announcement = msgspec.msgpack.Decoder(Announcement, dec_hook=read_array)
 
 class Introduction(msgspec.Struct, frozen=True):
     """What a shard says of itself before the first step: the tokens it owns, and of clusters where
-    each begins among them (`actors.head.paper.clusters.ClusterTokens`)."""
+    each begins among them (`actors.head.paper.clusters.ClusterTokens`); and whether it asks for the
+    thresholds of others."""
 
     vocabulary_size: int
     ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64] | None = None
+    asks_others: bool = True
 
 
 decode_introduction = msgspec.msgpack.Decoder(Introduction, dec_hook=read_array).decode

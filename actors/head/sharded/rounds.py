@@ -22,7 +22,9 @@ def introduce(shard: AnyShard, owned_ids: npt.NDArray[np.int32]) -> Introduction
     """What ``shard``, which owns ``owned_ids``, says of itself."""
     if isinstance(shard, PaperHead):
         return Introduction(shard.vocabulary_size, shard.tokens.ids, shard.tokens.offsets)
-    return Introduction(shard.vocabulary_size, owned_ids.astype(np.int32))
+    return Introduction(
+        shard.vocabulary_size, owned_ids.astype(np.int32), asks_others=shard.asks_others
+    )
 
 
 def rounds_of(
@@ -37,6 +39,8 @@ def rounds_of(
     ]
     if clusters and len(clusters) < len(introductions):
         raise ValueError("shards of one head have clusters all or none: give all the same --head")
+    if len({each.asks_others for each in introductions}) > 1:
+        raise ValueError("shards of one head are all on GPUs or none: give all the same --device")
     if isinstance(shard, PaperHead):
         return ClusterStep(shard, clusters, collective)
     return ShardStep(shard, [each.ids for each in introductions], collective)

@@ -3,7 +3,8 @@
 In rounds:
 
     screen            every shard, its own rows
-    all-reduce max    thresholds, and which rows bounds on the whole softmax may decide
+    all-reduce max    thresholds, and which rows bounds on the whole softmax may decide; not of
+                      shards on GPUs, which have computed by their own what reaches them
     gather, broadcast where the tokens of such rows lie, and which of them to know exactly
     gather, broadcast what the shards know of the softmax of such rows, and what that decides; both
                       at most twice, by the root alone: processors may differ in the last bit of a
@@ -89,6 +90,8 @@ class ShardStep:
         """This shard's screening with the thresholds of all, the rows of which bounds on the whole
         softmax may decide, and how to bound them."""
         own = self._shard.screen(hidden, asked)
+        if not self._shard.asks_others:
+            return own, [], NO_TRIES
         tau = torch.as_tensor(own.tau).cpu().numpy()
         known = ~np.isnan(tau)
         columns = [np.where(known, tau, -np.inf), known.astype(np.float64)]
