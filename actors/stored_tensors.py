@@ -10,13 +10,19 @@ from pathlib import Path
 
 from lexshard.actors.body.errors import WeightsError
 
+# What models that also see call their text's weights, and models of text alone.
+TEXT_NAMES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as it is stored: bytes ``start`` to ``stop`` of ``file``. ``dtype`` is safetensors'
-    name (F32, BF16, F16, ...)."""
+    """A tensor as it is stored: bytes ``start`` to ``stop`` of ``file``. ``name`` is that in models
+    of text alone (`TEXT_NAMES`), ``dtype`` safetensors' (F32, BF16, F16, ...)."""
 
     name: str
     dtype: str
@@ -75,7 +81,7 @@ def _tensors_of(file: Path) -> list[StoredTensor]:
     begin = 8 + length
     return [
         StoredTensor(
-            name,
+            _text_name(name),
             about["dtype"],
             tuple(about["shape"]),
             file,
@@ -83,3 +89,8 @@ def _tensors_of(file: Path) -> list[StoredTensor]:
         )
         for name, about in header.items()
     ]
+
+
+def _text_name(name: str) -> str:
+    prefix = next(filter(name.startswith, TEXT_NAMES), "")
+    return TEXT_NAMES.get(prefix, "") + name.removeprefix(prefix)

@@ -11,6 +11,9 @@ from lexshard.actors.body.errors import ModelPathError, UnsupportedModelError, W
 from lexshard.actors.body.model_code import model_code
 from lexshard.actors.stored_tensors import stored_tensors
 
+# Models that also see, of which the part for text is a model that is served by itself.
+TEXT_OF = ("gemma3",)
+_SEEING = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_")
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -21,6 +24,8 @@ class Checkpoint:
 
     ``tokenizer_size`` is one more than the highest token id, None without a tokenizer: output rows
     beyond it are padding. ``stored_dtypes`` are safetensors names (F32, BF16, F16, ...).
+    ``text_alone`` is of a model that also sees, of which ``config`` and ``parameters`` are its
+    text's.
     """
 
     folder: Path
@@ -30,6 +35,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float | int]
     tokenizer_size: int | None
+    text_alone: bool = False
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -45,12 +51,14 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     tensors = stored_tensors(folder)
     description = _read_json(folder / "config.json")
     config = read_model_config(folder)
+    text_alone = description.get("model_type") in TEXT_OF
+    unread = _SEEING if text_alone else ()
     tokenizer_size, tokenizer_eos = _read_tokenizer(folder)
     generation = _read_json(folder / "generation_config.json")
     return Checkpoint(
         folder=folder,
         config=config,
-        parameters=sum(tensor.size for tensor in tensors),
+        parameters=sum(tensor.size for tensor in tensors if not tensor.name.startswith(unread)),
         stored_dtypes=frozenset(tensor.dtype for tensor in tensors),
         eos_token_ids=_ids(
             generation.get("eos_token_id"), description.get("eos_token_id"), tokenizer_eos
@@ -59,11 +67,13 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             key: generation[key] for key in _SAMPLING_KEYS if generation.get(key) is not None
         },
         tokenizer_size=tokenizer_size,
+        text_alone=text_alone,
     )
 
 
 def read_model_config(folder: Path) -> Any:
     """What transformers makes of the ``config.json`` in ``folder``, which need hold nothing else.
+    Of a model that also sees and whose text is known (`TEXT_OF`), what it makes of that.
 
     Raises WeightsError or UnsupportedModelError.
     """
@@ -76,7 +86,8 @@ def read_model_config(folder: Path) -> Any:
             "transformers knows"
         )
     with model_code(f"transformers cannot read {folder / 'config.json'}"):
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return config.text_config if config.model_type in TEXT_OF else config
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +25,7 @@ from lexshard.actors.body.gpu.checked import (
 )
 from lexshard.actors.body.gpu.launchers import check_launchers
 from lexshard.actors.body.head_weights import HeadWeights, check_head, read_head
-from lexshard.actors.body.model_code import model_code
+from lexshard.actors.body.model_code import model_code, without_a_word
 from lexshard.actors.body.proven import (
     ProvenModel,
     head_name_of,
@@ -43,6 +45,7 @@ from lexshard.actors.body.self_test import (
     run_alone,
 )
 from lexshard.actors.machine import physical_memory
+from lexshard.actors.stored_tensors import TEXT_NAMES
 from lexshard.kernels.linear import Arithmetic
 
 __all__ = ["HeadWeights", "LoadedModel", "ModelRefusedError", "load"]
@@ -265,10 +268,13 @@ def read_model(kind: Any, checkpoint: Checkpoint, dtype: torch.dtype, place: tor
     config = checkpoint.config
     if kind.config_class is config.sub_configs.get("text_config"):
         config = config.text_config  # of a model that also sees or hears: served as a text model
-    with model_code(f"transformers cannot make a {kind.__name__} of {checkpoint.folder}"):
+    names = {f"^{re.escape(stored)}": text for stored, text in TEXT_NAMES.items()}
+    told = without_a_word() if checkpoint.text_alone else nullcontext()
+    with model_code(f"transformers cannot make a {kind.__name__} of {checkpoint.folder}"), told:
         model, report = kind.from_pretrained(
             checkpoint.folder,
             config=config,
+            key_mapping=names if checkpoint.text_alone else None,
             dtype=dtype,
             attn_implementation="eager",
             use_safetensors=True,

@@ -14,6 +14,7 @@ from lexshard.actors.body.errors import UnsupportedModelError
 from lexshard.actors.body.families import FAMILIES
 from lexshard.actors.configuration import EngineConfiguration
 
+SEEING = "gemma3"  # whose text is a family by itself
 RANKS = (1, 2, 4, 8)  # what divides the leaves of `kernels.parallel`
 # A leaf holds whole pairs of columns, as products in bfloat16 take them.
 _COLUMNS = 2 * RANKS[-1]
@@ -30,12 +31,17 @@ def check_ranks(configuration: EngineConfiguration) -> None:
 
 def check_folder_shared(folder: Path, ranks: int) -> None:
     """`check_shared` of what a model's folder says, if it says anything: what is wrong with the
-    folder itself is for `actors.body.loading.load` to refuse."""
+    folder itself is for `actors.body.loading.load` to refuse, and so is what a model that also sees
+    leaves to be understood of its text."""
     try:
         description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    check_shared(description, ranks)
+    text = description.get("text_config")
+    if description.get("model_type") != SEEING or not isinstance(text, dict):
+        check_shared(description, ranks)
+    elif {"hidden_size", "num_attention_heads"} <= text.keys():
+        check_shared({**text, "model_type": f"{SEEING}_text"}, ranks)
 
 
 def check_shared(description: Mapping[str, Any], ranks: int) -> None:

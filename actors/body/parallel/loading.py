@@ -30,7 +30,7 @@ from lexshard.actors.body.loading import (
     read_model,
 )
 from lexshard.actors.body.model_code import without_a_word
-from lexshard.actors.body.parallel.checks import check_folder_shared
+from lexshard.actors.body.parallel.checks import check_folder_shared, check_shared
 from lexshard.actors.body.parallel.general_rank import GeneralRank
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.actors.body.parallel.parallel_body import NoOthers, OtherRanks, ParallelBody
@@ -140,6 +140,16 @@ def _device_of(place: torch.device, rank: int) -> str:
 
 
 def _parts(folder: Path, proven: ProvenModel, ranks: int) -> list[RankPart]:
+    plan = proven.plan
+    described = {
+        "model_type": plan.family,
+        "hidden_size": plan.shape.hidden,
+        "num_attention_heads": plan.shape.heads,
+        "num_key_value_heads": plan.shape.kv_heads,
+        "head_dim": plan.shape.head_dim,
+        "intermediate_size": plan.shape.intermediate,
+    }
+    check_shared(described, ranks)
     vocabulary = _embedding_rows(folder)
     return [
         RankPart(str(folder), proven.dtype, proven.plan, rank, ranks, vocabulary)
