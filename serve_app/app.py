@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,7 +48,6 @@ from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
 from lexshard.serve_app.playground.page import page, page_file
 from lexshard.serve_app.playground.processes import about, kill
 from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
-from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
 from lexshard.serve_app.responses.routes import (
     RESPONSE,
@@ -180,7 +180,7 @@ PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
 PAGE_FILES = {"/": page, "/playground/{name}": page_file}
 PAGE_ABOUT = "/playground/about"
 PAGE_KILL = "/playground/kill"
-PostHandler = Callable[[HttpCall, Any], Awaitable[ASGIApp]]
+PostHandler = Callable[[HttpCall], Awaitable[ASGIApp]]
 GetHandler = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
 
@@ -198,9 +198,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
 
     def post(path: str, handler: PostHandler) -> Route:
         async def endpoint(request: Request) -> ASGIApp:
-            record = authenticated(request)
-            body = await read_json(request, state, record.client)
-            return await handler(HttpCall(state, request, record), body)
+            return await handler(HttpCall(state, request, authenticated(request)))
 
         return Route(path, endpoint, methods=["POST"])
 
@@ -296,6 +294,13 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.server = state
     return app
+
+
+def settle() -> None:
+    """Leaves what has been loaded out of all collections of garbage, in a process that is about to
+    serve: to go through 120,000 objects takes 70 ms, in which no stream goes on."""
+    gc.collect()
+    gc.freeze()
 
 
 def _middleware(

@@ -27,7 +27,7 @@ from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun
-from lexshard.serve_app.app import create_app
+from lexshard.serve_app.app import create_app, settle
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
@@ -87,6 +87,7 @@ class ServerDeployment:
         self._built_app = create_app(
             config, self._client, self._tokenizer, seats, start_time, replica
         )
+        settle()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         answer_here(self._built_app)

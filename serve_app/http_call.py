@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
 from lexshard.serve_app.openai.prompts import TextReader
 from lexshard.serve_app.openai.workers import Returned
+from lexshard.serve_app.request_body import read_json
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    """What every route that takes a body is called with, beside the body."""
+    """What every route that takes a body is called with."""
 
     state: ServerState
     request: Request
     record: RequestRecord
+
+    async def read(self, understand: Callable[[Any], Returned]) -> Returned:
+        """What ``understand`` makes of the decoded body, in a thread where that is long; raises as
+        `read_json` does. Whatever takes longer for a longer body belongs into it."""
+        return await read_json(self.request, self.state, self.record.client, understand)
 
     def reader(self) -> TextReader:
         """Raises:

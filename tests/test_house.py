@@ -37,10 +37,10 @@ BUDGETS = {
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks
     "cluster": 8_870,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 185 for a forecast, 280
     # for ranks on GPUs
-    "serve_app": 18_310,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
+    "serve_app": 18_380,  # 6,000; 3,000 for protocol and page, 520 for receipts, 950 for vLLM
     "loadtest": 14_480,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models
     "models": 3_040,  # 2,790; 250 for training in pieces, averages and samples of the demo
-    "tests": 50_550,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs
+    "tests": 50_620,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs
 }
 
 

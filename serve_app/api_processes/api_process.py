@@ -28,7 +28,7 @@ from lexshard.cluster.engine.supervisor import EngineSupervisor, until
 from lexshard.cluster.process_tree import die_with_parent, leave
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.api_processes.seats import Seats
-from lexshard.serve_app.app import create_app
+from lexshard.serve_app.app import create_app, settle
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
@@ -85,6 +85,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
     app = create_app(config, client, tokenizer, seats, order.start_time)
     # A successor finds an engine that runs: clients that waited for it are not sent away.
     await until(lambda: client.ready, FIND_SECONDS)
+    settle()
     settings = {} if order.behind_haproxy else _own_certificate(config)
     http = HttpServer(
         http_config(

@@ -18,23 +18,24 @@ from lexshard.serve_app.messages_api.translation import (
 from lexshard.serve_app.messages_api.writer import MessagesWriter
 from lexshard.serve_app.openai.chat import chat_prompt_tokens, chat_reply
 from lexshard.serve_app.openai.errors import ApiError, json_response
-from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
-async def create_message(call: HttpCall, body: Any) -> ASGIApp:
+async def create_message(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    check_depth(body)
-    asked = read_at(MessagesRequest, body)
-    model = call.state.model_name(asked.model)
-    work = partial(message_body, asked, call.state.tokenizer.reads)
-    size = len(asked.messages) * BYTES_PER_MESSAGE
-    chat = await call.run(size, work)
+    state = call.state
+
+    def read(body: Any) -> tuple[MessagesRequest, str, ChatBody]:
+        check_depth(body)
+        asked = read_at(MessagesRequest, body)
+        return asked, state.model_name(asked.model), message_body(asked, state.tokenizer.reads)
+
+    asked, model, chat = await call.read(read)
     writer, stream = partial(MessagesWriter, model, call.record), bool(asked.stream)
     try:
         return await chat_reply(call, chat.fields, writer, stream=stream)
@@ -42,18 +43,20 @@ async def create_message(call: HttpCall, body: Any) -> ASGIApp:
         raise _in_own_terms(error, chat) from error
 
 
-async def count_tokens(call: HttpCall, body: Any) -> Response:
+async def count_tokens(call: HttpCall) -> Response:
     """How many tokens the prompt of a message would have.
 
     Raises:
         ApiError: whatever is wrong with the request.
     """
-    check_depth(body)
-    asked = read_at(CountTokensRequest, body)
-    call.state.model_name(asked.model)
-    work = partial(prompt_body, asked, call.state.tokenizer.reads)
-    size = len(asked.messages) * BYTES_PER_MESSAGE
-    chat = await call.run(size, work)
+
+    def read(body: Any) -> ChatBody:
+        check_depth(body)
+        asked = read_at(CountTokensRequest, body)
+        call.state.model_name(asked.model)
+        return prompt_body(asked, call.state.tokenizer.reads)
+
+    chat = await call.read(read)
     try:
         tokens = await chat_prompt_tokens(call, chat.fields)
     except ApiError as error:

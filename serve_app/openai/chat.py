@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, text_of
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
-from lexshard.serve_app.openai.prompts import Prompt, TextReader
+from lexshard.serve_app.openai.prompts import Prompt, TextReader, ToldMessages, json_bytes
 from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.tools.calls import CallPiece
@@ -21,11 +22,11 @@ from lexshard.serve_app.tools.offer import offer
 from lexshard.serve_app.tools.plan import ReplyPlan
 
 
-async def create_chat_completion(call: HttpCall, body: Any) -> ASGIApp:
+async def create_chat_completion(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    return await answer(call, *_read(call, body))
+    return await answer(call, *await call.read(partial(_read, call)))
 
 
 async def chat_reply(
@@ -42,7 +43,7 @@ async def chat_reply(
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    generation, own = await begun(call, *_read(call, body))
+    generation, own = await begun(call, *await _read_beside(call, body))
     assert isinstance(own, ChatWriter)  # as is wanted
     return await respond(call, generation, writer(own), stream=stream)
 
@@ -53,11 +54,18 @@ async def chat_prompt_tokens(call: HttpCall, body: dict[str, Any]) -> int:
     Raises:
         ApiError: whatever is wrong with the request, and names fields of ``body``.
     """
-    _, wanted = _read(call, body)
+    _, wanted = await _read_beside(call, body)
     reader = call.reader()
     with call.without_sequences():
         [prompt] = await wanted.encode(reader)
     return len(prompt.ids)
+
+
+async def _read_beside(
+    call: HttpCall, body: dict[str, Any]
+) -> tuple[ChatCompletionRequest, Wanted]:
+    """What a translated body asks for, beside the loop where it is long."""
+    return await call.run(json_bytes(body, "messages"), partial(_read, call, body))
 
 
 def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
@@ -73,9 +81,10 @@ def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
     offered = offer(tools, chat.tool_choice, chat.parallel_tool_calls)
     plan = ReplyPlan(state.tokenizer.reply_format, offered, free)
     continued = text_of(chat.messages[-1]) if chat.continue_final_message else None
+    told = ToldMessages.of(chat)
 
     async def encode(reader: TextReader) -> list[Prompt]:
-        prompt = await reader.conversation(chat, special)
+        prompt = await reader.conversation(chat, told, special)
         plan.note_prompt(prompt.text or "", continued)
         return [prompt]
 
@@ -83,7 +92,7 @@ def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
     wanted = Wanted(
         ChatWriter,
         "messages",
-        texts=["".join((*map(text_of, chat.messages), *map(str, tools)))],
+        texts=["".join((*(each["content"] for each in told.messages), *map(str, tools)))],
         encode=encode,
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,

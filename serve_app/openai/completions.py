@@ -22,12 +22,16 @@ from lexshard.serve_app.server_state import ServerState
 DEFAULT_MAX_TOKENS = 16
 
 
-async def create_completion(call: HttpCall, body: Any) -> ASGIApp:
+async def create_completion(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    asked = read_completion(call.state, body, call.record)
-    return await answer(call, asked, wanted_of(asked))
+
+    def read(body: Any) -> tuple[CompletionRequest, Wanted]:
+        asked = read_completion(call.state, body, call.record)
+        return asked, wanted_of(asked)
+
+    return await answer(call, *await call.read(read))
 
 
 def read_completion(state: ServerState, body: Any, record: RequestRecord) -> CompletionRequest:

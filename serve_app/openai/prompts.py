@@ -118,6 +118,20 @@ def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
+class ToldMessages:
+    """The messages of a chat as its template reads them, which say so many bytes."""
+
+    messages: list[dict[str, Any]]
+    size: int
+
+    @classmethod
+    def of(cls, chat: ChatFields) -> ToldMessages:
+        """Takes a while for thousands. Raises `ApiError` as `template_messages`."""
+        messages = template_messages(chat.messages)
+        return cls(messages, sum(map(_message_bytes, messages)))
+
+
+@dataclass(frozen=True, slots=True)
 class TextReader:
     """Tokenises the texts of one client, for as long as ``receive`` tells that the client is there;
     for a model of so many tokens of ``context``.
@@ -160,8 +174,10 @@ class TextReader:
             encoded += await self._run(size, partial(encode, texts[begin:end]))
         return encoded
 
-    async def conversation(self, body: ChatFields, add_special_tokens: bool) -> Prompt:
-        """Renders the template and tokenises what it wrote.
+    async def conversation(
+        self, body: ChatFields, told: ToldMessages, add_special_tokens: bool
+    ) -> Prompt:
+        """Renders the template of what is ``told`` of a body, and tokenises what it wrote.
 
         Raises:
             ApiError: 400 for contradicting flags, too, or what the template refuses.
@@ -179,21 +195,21 @@ class TextReader:
             if not tokenizer.reads("reasoning_effort"):
                 raise not_implemented("reasoning_effort")
             variables = {"reasoning_effort": body.reasoning_effort, **variables}
-        messages = template_messages(body.messages)
         tools = [tool.for_template() for tool in body.offered()]
-        size = sum(map(_message_bytes, messages))
-        check_texts([size], "messages", self.context)
+        check_texts([told.size], "messages", self.context)
         tools_size = json_bytes(tools, "tools")
         check_texts([tools_size], "tools", self.context)
 
         def encode() -> Prompt:
-            text = tokenizer.render_chat(messages, prompting, continuing, variables, tools or None)
+            text = tokenizer.render_chat(
+                told.messages, prompting, continuing, variables, tools or None
+            )
             # More than the messages: templates may repeat what they are told.
             check_texts([tokenizer.normalized_bytes(text)], "messages", self.context)
             return Prompt(tuple(tokenizer.encode(text, add_special_tokens)), text)
 
-        size += tools_size + _variable_bytes(variables) + len(messages) * BYTES_PER_MESSAGE
-        return await self._run(size, encode)
+        others = tools_size + _variable_bytes(variables) + len(told.messages) * BYTES_PER_MESSAGE
+        return await self._run(told.size + others, encode)
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of each word, at the beginning of a text and after a space."""

@@ -48,15 +48,19 @@ async def about(state: ServerState, _: Request) -> Response:
     )
 
 
-async def kill(call: HttpCall, body: Any) -> Response:
+async def kill(call: HttpCall) -> Response:
     """Ends a process of the engine, as a fault would: SIGKILL.
 
     Raises:
         ApiError: 403 where it is not this server's page that asks, or the operator wants none of
             it; 404 for what is no process of the engine on this machine.
     """
-    _refuse_others(call)
-    asked = parse(KillRequest, body)
+
+    def read(body: Any) -> KillRequest:
+        _refuse_others(call)
+        return parse(KillRequest, body)
+
+    asked = await call.read(read)
     roles = [role for role in await call.state.client.roles() if _is_here(role)]
     found = sorted(role.name for role in roles if role.place.process_id == asked.process_id)
     if not found or asked.process_id == os.getpid():

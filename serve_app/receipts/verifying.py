@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -40,14 +41,14 @@ class VerifyRequest(StrictModel):
     stream: bool | None = None
 
 
-async def verify_receipts(call: HttpCall, body: Any) -> ASGIApp:
+async def verify_receipts(call: HttpCall) -> ASGIApp:
     """A verdict for each receipt, in their order.
 
     Raises:
         ApiError: 400 naming what is no receipt, or does not fit this model, 429 or 503 where there
             is no room, and what the engine says.
     """
-    asked = parse(VerifyRequest, body)
+    asked = await call.read(partial(parse, VerifyRequest))
     information = call.state.information()
     if not asked.receipts:
         return json_response({"object": "list", "data": []})

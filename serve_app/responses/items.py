@@ -204,13 +204,9 @@ ITEM_PREFIXES = {
 }
 
 
-def kept_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an ``input`` that was read without error, each with its ``id`` and ``type``;
-    those of messages with parts."""
-    return [_kept(item) for item in items]
-
-
-def _kept(item: dict[str, Any]) -> dict[str, Any]:
+def kept_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of an ``input`` that was read without error, with its ``id`` and ``type``; that of a
+    message with parts."""
     kind = item.get("type") or "message"
     own_id = item.get("id") or new_id(ITEM_PREFIXES[kind])
     kept = {"id": own_id, "status": "completed", **item, "type": kind}

@@ -22,7 +22,7 @@ from lexshard.serve_app.openai.errors import (
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
-from lexshard.serve_app.responses.items import kept_items
+from lexshard.serve_app.responses.items import kept_item
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
@@ -33,21 +33,24 @@ RESPONSE = "/v1/responses/{response_id}"
 MAX_LISTED, LISTED = 100, 20
 
 
-async def create_response(call: HttpCall, body: Any) -> ASGIApp:
+async def create_response(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
-    check_depth(body)
-    asked = read_at(ResponsesRequest, body)
     state = call.state
-    model = state.model_name(asked.model)
-    items = input_items(asked)
+
+    def read(body: Any) -> tuple[ResponsesRequest, str, list[Any]]:
+        check_depth(body)
+        asked = read_at(ResponsesRequest, body)
+        return asked, state.model_name(asked.model), input_items(asked)
+
+    asked, model, items = await call.read(read)
     owner = call.record.cache_salt
     earlier = await _earlier(call, asked.previous_response_id)
 
     async def keep(response: dict[str, Any]) -> None:
         if asked.store is not False:
-            await state.responses.put(owner, response, kept_items(items))
+            await state.responses.put(owner, response, map(kept_item, items))
 
     work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,9 +96,11 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._opened: sqlite3.Connection | None = None
 
-    async def put(self, owner: str, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
-        """Keeps a response; where that cannot be, the log says so, and the client who refers to it
-        is told that there is none."""
+    async def put(
+        self, owner: str, response: dict[str, Any], items: Iterable[dict[str, Any]]
+    ) -> None:
+        """Keeps a response and its ``items``, which are gone through in the thread; where that
+        cannot be, the log says so, and the client who refers to it is told that there is none."""
         try:
             await self._run(lambda: self._put(owner, response, items))
         except sqlite3.Error as error:
@@ -180,8 +182,8 @@ class ResponseStore:
             self._opened.close()
             self._opened = None
 
-    def _put(self, owner: str, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
-        told, read = orjson.dumps(response), orjson.dumps(items)
+    def _put(self, owner: str, response: dict[str, Any], items: Iterable[dict[str, Any]]) -> None:
+        told, read = orjson.dumps(response), orjson.dumps(list(items))
         size = len(told) + len(read)
         if size > self._limits.bytes:
             raise sqlite3.DataError(f"{size} bytes are more than {self._limits.bytes}")

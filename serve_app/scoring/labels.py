@@ -178,11 +178,11 @@ class GenerativeScoringRequest(StrictModel):
     request_id: RequestName | None = None
 
 
-async def create_generative_scoring(call: HttpCall, body: Any) -> ASGIApp:
+async def create_generative_scoring(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
-    asked = parse(GenerativeScoringRequest, body)
+    asked = await call.read(partial(parse, GenerativeScoringRequest))
     state, record = call.state, call.record
     record.request_id = asked.request_id or record.request_id
     model = state.model_name(asked.model)

@@ -4,6 +4,7 @@ the labels and the template that the operator names."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -107,17 +108,14 @@ class RerankRequest(PairFields):
     return_documents: bool | None = None
 
 
-async def create_score(call: HttpCall, body: Any) -> ASGIApp:
+async def create_score(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
-    asked: ScoreQueriesRequest | ScoreTextsRequest
-    given = body if isinstance(body, dict) else {}
-    if given.get("queries") is not None or given.get("documents") is not None:
-        asked = parse(ScoreQueriesRequest, body)
+    asked = await call.read(_read_score)
+    if isinstance(asked, ScoreQueriesRequest):
         fields, texts = ("queries", "documents"), (asked.queries, asked.documents)
     else:
-        asked = parse(ScoreTextsRequest, body)
         fields, texts = ("text_1", "text_2"), (asked.text_1, asked.text_2)
     record = call.record
     record.request_id = asked.request_id or record.request_id
@@ -127,11 +125,18 @@ async def create_score(call: HttpCall, body: Any) -> ASGIApp:
     return scores.reply(f"score-{record.request_id}", model)
 
 
-async def create_rerank(call: HttpCall, body: Any) -> ASGIApp:
+def _read_score(body: Any) -> ScoreQueriesRequest | ScoreTextsRequest:
+    given = body if isinstance(body, dict) else {}
+    if given.get("queries") is not None or given.get("documents") is not None:
+        return parse(ScoreQueriesRequest, body)
+    return parse(ScoreTextsRequest, body)
+
+
+async def create_rerank(call: HttpCall) -> ASGIApp:
     """Raises:
     ApiError: whatever is wrong with the request, and what the engine says of it.
     """
-    asked = parse(RerankRequest, body)
+    asked = await call.read(partial(parse, RerankRequest))
     record = call.record
     record.request_id = asked.request_id or record.request_id
     model = call.state.model_name(asked.model)

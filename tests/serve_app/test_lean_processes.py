@@ -101,3 +101,33 @@ def test_a_tokenizer_is_read_without_torch_and_also_where_transformers_has_found
             timeout=120,
         )
         assert done.stdout.strip() == f"[97, 98] {has_torch}", done.stdout + done.stderr
+
+
+def test_collections_of_garbage_leave_out_what_an_api_process_has_loaded(tmp_path: Path) -> None:
+    """They stop every stream for as long as they take."""
+    look = f"""if True:
+        import asyncio, gc
+        from lexshard.cluster.config import ServeConfig
+        from lexshard.serve_app.api_processes import api_process
+        from tests.support.mock_engine import MockEngine
+
+        async def see(server):
+            print(len(gc.get_objects()) < 10_000)
+
+        async def run():
+            api_process.HttpServer.serve = see
+            order = api_process.ApiOrder("", {str(tmp_path)!r}, 0, "", 2, True, path="x")
+            config = ServeConfig(model={str(model_folder(tmp_path))!r})
+            await api_process.serve(order, config, lambda _: MockEngine())
+
+        asyncio.run(run())
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", look],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        input="",
+    )
+    assert done.stdout.strip() == "True", done.stdout + done.stderr

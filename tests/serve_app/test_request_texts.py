@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -162,6 +163,43 @@ def test_the_fast_call_makes_the_same_ids() -> None:
         for text in texts:
             slow = tokenizer._backend.encode(text, add_special_tokens=True)
             assert tokenizer.encode(text, add_special_tokens=True) == slow.ids
+
+
+TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+CONVERSATIONS = {
+    "/v1/chat/completions": {"messages": TURNS},
+    "/v1/responses": {"input": TURNS},
+    "/v1/messages": {"messages": TURNS, "model": "mock", "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": TURNS, "model": "mock"},
+    "/tokenize": {"messages": TURNS},
+}
+
+
+@pytest.mark.parametrize("path", CONVERSATIONS)
+def test_of_a_long_conversation_the_loop_does_as_much_as_of_a_shorter_one(path: str) -> None:
+    """What takes longer for more messages is done beside it: no stream waits for that."""
+
+    async def calls(client: Client, repeats: int) -> int:
+        body = {name: value * repeats if value is TURNS else value for name, value in asked.items()}
+        count = 0
+
+        def noting(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(noting)  # of this thread alone
+        response = await client.post(path, json=body)
+        sys.setprofile(None)
+        assert response.status_code == 200, response.text
+        return count
+
+    async def check(client: Client) -> None:
+        await calls(client, 1)  # what is done once
+        shorter, longer = await calls(client, 600), await calls(client, 2400)
+        assert abs(longer - shorter) < 1800, (shorter, longer)  # one for each message more is 3,600
+
+    asked = CONVERSATIONS[path]
+    serve(check, MockEngine(max_model_len=100_000))
 
 
 # -- threads ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
-from lexshard.serve_app.responses.items import kept_items
+from lexshard.serve_app.responses.items import kept_item
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
 
@@ -293,7 +293,7 @@ def test_kept_items_can_be_read_again() -> None:
         CUSTOM,
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
     ]
-    kept = kept_items(items)
+    kept = list(map(kept_item, items))
     assert all(item["id"] and item["type"] for item in kept)
     told = chat_body(read_at(ResponsesRequest, {"input": "More"}), kept, all_read).fields[
         "messages"
@@ -327,7 +327,7 @@ def status(items: list[dict[str, Any]], fields: dict[str, Any]) -> int:
     try:
         asked = read_at(ResponsesRequest, {"input": items, **fields})
         chat_body(asked, [], all_read)
-        kept_items(input_items(asked))
+        list(map(kept_item, input_items(asked)))
     except ApiError as error:
         return error.status
     return 200
