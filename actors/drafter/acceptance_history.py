@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# Guesses that a new sequence, and the first of all, is taken to have been tested with.
+# Guesses that a new sequence, and the first of all, is taken to have been tested with. Of the first
+# much is hoped: what is never tried shows nothing, and a few steps tell.
 PRIOR_GUESSES = 4.0
-FIRST_ACCEPTANCE = 0.7
+FIRST_ACCEPTANCE = 0.85
 # What is left of a tested guess's weight after another one, and after a step without any: who is
 # not tried is forgotten, and so tried again.
 KEPT_PER_GUESS, KEPT_PER_PAUSE = 0.97, 0.97
@@ -35,37 +36,47 @@ class _Share:
 
 
 class AcceptanceHistory:
-    """The share of tested guesses that stood, by sequence and over all.
+    """The share of tested guesses that stood, by sequence and over all that write greedily, and all
+    that draw: what is likeliest is easier to guess than what is drawn.
 
     A guess is tested if all before it stood. A sequence with few of them is taken for an average
-    one.
+    one of its kind.
     """
 
     def __init__(self) -> None:
-        self._all = _Share()
+        self._all = {True: _Share(), False: _Share()}  # of greedy sequences, and of others
         self._shares: dict[int, _Share] = {}
+        self._greedy: set[int] = set()
+
+    def meet(self, sequence: int, *, greedy: bool) -> None:
+        """What kind a sequence is of, before anything is known of it; else it draws."""
+        if greedy:
+            self._greedy.add(sequence)
 
     def add(self, sequence: int, drafted: int, stood: int) -> None:
         """``stood`` of ``drafted`` guesses of a step stood, the first ones."""
         tested = min(drafted, stood + 1)
-        self._all.add(tested, stood, KEPT_OF_ALL)
+        self._all[sequence in self._greedy].add(tested, stood, KEPT_OF_ALL)
         self._shares.setdefault(sequence, _Share()).add(tested, stood, KEPT_PER_GUESS)
 
-    def pause(self, sequences: Collection[int], steps: int, *, others_guessed: bool) -> None:
-        """So many ``steps`` went by in which nothing was guessed for ``sequences``. What is known
-        of all is forgotten only where nothing was guessed at all, and by the step, however many
-        sequences there are: to try again costs each of them what was written meanwhile."""
+    def pause(self, sequences: Collection[int], steps: int, others: Collection[int] = ()) -> None:
+        """So many ``steps`` went by in which nothing was guessed for ``sequences``, but for
+        ``others``. What is known of a kind is forgotten only where nothing was guessed for any of
+        it, and by the step, however many sequences there are: to try again costs each of them what
+        was written meanwhile."""
         for sequence in sequences:
             share = self._shares.get(sequence)
             if share is not None:
                 share.fade(KEPT_PER_PAUSE**steps)
-        if not others_guessed:
-            self._all.fade(KEPT_OF_ALL**steps)
+        paused = {each in self._greedy for each in sequences}
+        for kind in paused - {each in self._greedy for each in others}:
+            self._all[kind].fade(KEPT_OF_ALL**steps)
 
     def of(self, sequence: int) -> float:
-        average = self._all.mean(FIRST_ACCEPTANCE, PRIOR_GUESSES)
+        average = self._all[sequence in self._greedy].mean(FIRST_ACCEPTANCE, PRIOR_GUESSES)
         share = self._shares.get(sequence)
         return average if share is None else share.mean(average, PRIOR_GUESSES)
 
     def forget(self, sequence: int) -> None:
         self._shares.pop(sequence, None)
+        self._greedy.discard(sequence)

@@ -7,7 +7,7 @@ may go by the clock. Where guesses are tested by distributions, tokens depend on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Protocol
 
@@ -30,8 +30,19 @@ TRIAL_EVERY, TRIAL_STEPS = 16, 2
 
 
 class LengthRule(Protocol):
-    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
-        """How many tokens to guess for each of the sequences of a step, at most its room."""
+    def lengths(
+        self, sequences: Sequence[int], rooms: Sequence[int], greedy: Collection[int] = ()
+    ) -> list[int]:
+        """How many tokens to guess for each of the sequences of a step, at most its room. Of these
+        some are ``greedy``, and others draw."""
+
+    @property
+    def resting(self) -> int:
+        """For how many more steps of the sequences that `lengths` was asked about last nothing will
+        be guessed. They need not be asked about: `rest` tells that they went by."""
+
+    def rest(self, steps: int) -> None:
+        """So many steps went by without being asked about."""
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None:
         """``stood`` of the ``drafted`` guesses for a sequence stood in a step."""
@@ -52,10 +63,16 @@ class LengthRule(Protocol):
 class FixedLength:
     """Always as many."""
 
+    resting = 0  # it always guesses
+
     def __init__(self, most: int) -> None:
         self._most = most
 
-    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    def rest(self, steps: int) -> None: ...
+
+    def lengths(
+        self, sequences: Sequence[int], rooms: Sequence[int], greedy: Collection[int] = ()
+    ) -> list[int]:
         return [min(self._most, room) for room in rooms]
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None: ...
@@ -74,7 +91,9 @@ class SteppingLength(FixedLength):
         self._first = min(first, most)
         self._lengths: dict[int, int] = {}
 
-    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    def lengths(
+        self, sequences: Sequence[int], rooms: Sequence[int], greedy: Collection[int] = ()
+    ) -> list[int]:
         wanted = (self._lengths.get(sequence, self._first) for sequence in sequences)
         return [min(length, room) for length, room in zip(wanted, rooms, strict=True)]
 
@@ -107,22 +126,35 @@ class MeasuredLength:
         self._steps, self._steps_left = 0, 0  # since the last decision and until the next
         self._decisions = 0
 
-    def lengths(self, sequences: Sequence[int], rooms: Sequence[int]) -> list[int]:
+    def lengths(
+        self, sequences: Sequence[int], rooms: Sequence[int], greedy: Collection[int] = ()
+    ) -> list[int]:
         if not self._steps_left or self._decided.keys() != set(sequences):
             resting = [each for each, length in self._decided.items() if not length]
-            self._history.pause(
-                resting, self._steps, others_guessed=len(resting) < len(self._decided)
-            )
+            others = self._decided.keys() - resting
+            self._history.pause(resting, self._steps, others)
+            for sequence in sequences:
+                self._history.meet(sequence, greedy=sequence in greedy)
             self._decide(sequences, rooms)
             self._decisions += 1
-            each = 1 if any(self._decided.values()) else KEPT_RESTING
-            self._steps, self._steps_left = 0, max(KEPT_STEPS, each * len(sequences))
+            kept = max(KEPT_STEPS, len(sequences))
+            if not any(self._decided.values()):
+                kept *= KEPT_RESTING
+            self._steps, self._steps_left = 0, kept
             if self._decisions % TRIAL_EVERY == 0:
                 self._try_neighbours()
         self._steps += 1
         self._steps_left -= 1
         decided = map(self._decided.__getitem__, sequences)
         return [min(length, room) for length, room in zip(decided, rooms, strict=True)]
+
+    @property
+    def resting(self) -> int:
+        return 0 if any(self._decided.values()) else self._steps_left
+
+    def rest(self, steps: int) -> None:
+        self._steps += steps
+        self._steps_left -= steps
 
     def _decide(self, sequences: Sequence[int], rooms: Sequence[int]) -> None:
         acceptance = [self._history.of(sequence) for sequence in sequences]

@@ -42,6 +42,9 @@ class Speculation:
         self._make_rule = make_rule
         self._rules = make_rule(False), make_rule(True)
         self._drafted: Collection[int] = ()  # in the step before
+        # The sequences for which nothing is guessed, for so many steps more, and since how many.
+        self._resting_for: list[Sequence] = []
+        self._rests, self._rested = 0, 0
         self._timings: list[CostTiming] = []  # while everyone gets so many guesses
 
     @property
@@ -56,6 +59,7 @@ class Speculation:
     def restart(self, timings: Sequenced[CostTiming] = ()) -> None:
         """Forgets what has been measured, and takes ``timings`` for that."""
         self._rules = self._make_rule(False), self._make_rule(True)
+        self._rests, self._rested = 0, 0
         self._timings = []
         for timing in timings:
             self._took(timing)
@@ -73,7 +77,12 @@ class Speculation:
 
     def draft(self, drawing: list[Sequence], counters: Counters) -> None:
         """Guesses for the sequences that draw next and have no other drafter."""
+        if self._rests and drawing == self._resting_for:
+            self._rests -= 1
+            self._rested += 1
+            return
         started = time.perf_counter()
+        asked = drawing
         drawing = [
             each
             for each in drawing
@@ -82,6 +91,7 @@ class Speculation:
         if not drawing:
             return
         lengths = self._lengths(drawing)
+        self._resting_for = asked
         chosen = []
         tasks = []
         for sequence in drawing:
@@ -109,11 +119,16 @@ class Speculation:
         if self.forced_length is not None:
             return {sequence: min(self.forced_length, sequence.room) for sequence in drawing}
         lengths: dict[Sequence, int] = {}
+        rests = []
         for tested, rule in enumerate(self._rules):
             own = [each for each in drawing if each.tests_guesses == bool(tested)]
             if own:
                 names, rooms = [each.arrival for each in own], [each.room for each in own]
-                lengths.update(zip(own, rule.lengths(names, rooms), strict=True))
+                rule.rest(self._rested)
+                greedy = [each.arrival for each in own if not each.state.inverse_temperature]
+                lengths.update(zip(own, rule.lengths(names, rooms, greedy), strict=True))
+                rests.append(rule.resting)
+        self._rests, self._rested = min(rests), 0
         return lengths
 
     def _ask(self, chosen: list[Sequence], tasks: list[DraftTask]) -> None:
@@ -133,7 +148,10 @@ class Speculation:
         self._drafted = names
 
     def step_took(self, plan: StepPlan, seconds: float) -> None:
-        """A step from its plan to its end."""
+        """A step from its plan to its end. Of those in which nothing is guessed, some tell what all
+        take."""
+        if self._rested:
+            return
         if all(chunk.draws == chunk.count for chunk in plan.chunks):
             self._took(CostTiming("step", plan.tokens, seconds))
 

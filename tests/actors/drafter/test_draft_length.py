@@ -103,10 +103,46 @@ def test_a_sequence_is_an_average_one_until_it_has_shown_otherwise() -> None:
     assert history.of(1) > 0.9
     assert history.of(2) < 0.15
     assert history.of(1) > history.of(3) > history.of(2)
-    history.pause([2], 400, others_guessed=False)
+    history.pause([2], 400)
     assert history.of(2) == pytest.approx(history.of(3), abs=0.05)  # tried again
     history.forget(1)
     assert history.of(1) == history.of(3)
+
+
+def test_who_draws_is_not_taken_for_one_who_writes_greedily() -> None:
+    """Nor forgotten while guesses go on for the other kind alone."""
+    history = AcceptanceHistory()
+    history.meet(1, greedy=True)
+    history.meet(3, greedy=True)
+    for _ in range(200):
+        history.add(1, 5, 5)
+        history.add(2, 5, 0)
+    assert history.of(3) > 0.9
+    assert history.of(4) < 0.15
+    history.pause([2], 4000, others=[1])
+    assert history.of(4) > 0.8  # what may have changed since
+    assert history.of(3) > 0.9
+    history.forget(3)
+    assert history.of(3) == history.of(4)
+
+
+def test_a_drafter_of_which_nothing_is_known_is_tried() -> None:
+    """Guesses that pay if nine of ten stand, and do not if half of them do."""
+    for share, guessed in ((0.9, True), (0.5, False)):
+        random = np.random.default_rng(2)
+        rule = MeasuredLength(5)
+        for rows in (1, 2, 4, 6):
+            rule.step_took(rows, 1.0 + 0.2 * rows)
+        rule.drafting_took(1, 1, 0.25)
+        lengths = []
+        for step in range(6000):
+            [length] = rule.lengths([step // 100], [99])
+            lengths.append(length)
+            if length:
+                stood = int(random.geometric(1.0 - share)) - 1
+                rule.heard(step // 100, length, min(stood, length))
+        guessing = np.count_nonzero(lengths) / len(lengths)
+        assert (guessing > 0.9) if guessed else (0 < guessing < 0.05)
 
 
 def test_the_papers_rule_adds_two_and_takes_one() -> None:
