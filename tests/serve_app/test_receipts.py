@@ -30,6 +30,7 @@ from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, running_server, wait
 
 VERIFY = "/v1/receipts/verify"
+OUTLIVING = 350  # tokens of a reply whose engine is killed at its twentieth piece
 HELLO = [{"role": "user", "content": "Tell me of a fox."}]
 SCHEMA = {
     "type": "object",
@@ -232,7 +233,7 @@ def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, 
 def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: Server) -> None:
     body = {
         "prompt": "Once upon a time",
-        "max_tokens": 700,
+        "max_tokens": OUTLIVING,
         "ignore_eos": True,
         "seed": 5,
         "receipt": True,
@@ -251,14 +252,14 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
             choice = json.loads(line.removeprefix("data: "))["choices"][0]
             found += [choice["receipt"]] if "receipt" in choice else []
     [receipt] = found
-    assert len(receipt["output_ids"]) == 700
+    assert len(receipt["output_ids"]) == OUTLIVING
     del body["stream"]
     [undisturbed] = in_reply(
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
     )
     assert undisturbed == receipt
     [verdict] = verdicts(server, [receipt])
-    assert (verdict["equal"], verdict["equal_tokens"]) == (True, 700)
+    assert (verdict["equal"], verdict["equal_tokens"]) == (True, OUTLIVING)
     with ThreadPoolExecutor(1) as beside:
         replaying = beside.submit(verdicts, server, [receipt] * 64)
         wait(lambda: server.metric("lexshard_running") > 10, 30, "the replays")
