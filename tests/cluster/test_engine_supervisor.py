@@ -19,8 +19,7 @@ from tests.support.paths import DEMO, DEMO_DRAFT
 
 CONFIGURATION = EngineConfiguration(str(DEMO), device="cpu", threads=1)
 DRAFTING = replace(CONFIGURATION, draft=str(DEMO_DRAFT), draft_length="stepping")
-LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
-KILLED = replace(LONG, max_tokens=900)
+LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1000, ignore_eos=True)
 MEDIUM = replace(LONG, max_tokens=500)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -102,7 +101,7 @@ def test_killing_the_engine_loses_no_stream_and_changes_no_token(
 
     async def scenario() -> None:
         async with running_client(configuration) as client:
-            requests = [Request(f"k{i}", 0, (9, 8, 7, i), KILLED) for i in range(3)]
+            requests = [Request(f"k{i}", 0, (9, 8, 7, i), LONG) for i in range(3)]
             expected = await asyncio.gather(*(_collect(client.submit([r])) for r in requests))
             victim = client.information.process_id
             tasks = [asyncio.create_task(_collect(client.submit([r]))) for r in requests]

@@ -43,12 +43,7 @@ def inline() -> SamplerHandle:
 
 
 @pytest.mark.parametrize(
-    ("number", "samplers"),
-    [
-        (signal.SIGKILL, 2),
-        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.slow),
-        (signal.SIGSTOP, 2),
-    ],
+    ("number", "samplers"), [(signal.SIGKILL, 2), (signal.SIGSTOP, 1), (signal.SIGSTOP, 2)]
 )
 def test_a_sampler_lost_in_mid_step_changes_no_token(number: signal.Signals, samplers: int) -> None:
     expected = play(DecisionPlane(inline, 1, inline, SIZE))

@@ -511,7 +511,7 @@ def test_the_search_keeps_its_promises_on_the_gpu(check: object) -> None:
     check("cuda")  # type: ignore[operator]
 
 
-PREPARE = """
+COMPILE = """
 from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -525,25 +525,14 @@ from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows.triton_kernel import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
 ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
-"""
-NINE = """
 operators = set()
 class Recorded(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         operators.add(operator.overloadpacket.__name__)
         return operator(*arguments, **(options or {}))
-plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
-with compiling():
-    plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
-with compiling() as compiled, Recorded():
-    plain.replay(1)()
-print(*(kernel.name for kernel in compiled))
-check(compiled)
-assert len(compiled) == 9, "begin, which is beside the screen, the screen's two, and six"
-assert operators <= {"empty", "view", "select", "detach"}, operators  # which launch nothing
-"""
-OTHERS = """
 with compiling() as compiled:
+    plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
+    plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
     shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
     shard.start_with(((1, "int4"),))
     masked = Need("top1", adjustment=replace(UNADJUSTED, mask=Mask.of_ids(range(600), 1300)))
@@ -551,25 +540,20 @@ with compiling() as compiled:
     canonical_logits(torch.zeros(2, 256), weight)
 check(compiled)
 assert len({kernel.name for kernel in compiled}) >= 12
+with compiling() as compiled, Recorded():
+    plain.replay(1)()
+print(*(kernel.name for kernel in compiled))
+assert len(compiled) == 9, "begin, which is beside the screen, the screen's two, and six"
+assert operators <= {"empty", "view", "select", "detach"}, operators  # which launch nothing
 """
 
 
-def _compile(program: str) -> None:
-    """Down to machine code for compute capability 9.0, without a device."""
+def test_a_step_of_the_head_is_nine_launches_that_compile_for_a_gpu() -> None:
+    """Down to machine code for compute capability 9.0, without a device. Where nothing is penalised
+    or post-processed a graph holds nothing but these launches."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", PREPARE + program]
-    subprocess.run(command, check=True, env=environment, cwd=ROOT)
-
-
-def test_a_step_of_the_head_is_nine_launches_that_compile_for_a_gpu() -> None:
-    """Where nothing is penalised or post-processed a graph holds nothing but these launches."""
-    _compile(NINE)
-
-
-@pytest.mark.slow
-def test_penalised_masked_and_post_processed_steps_compile_for_a_gpu() -> None:
-    _compile(OTHERS)
+    subprocess.run([sys.executable, "-c", COMPILE], check=True, env=environment, cwd=ROOT)
 
 
 @pytest.mark.gpu

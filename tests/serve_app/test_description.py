@@ -118,7 +118,6 @@ def test_keys_and_the_path_of_a_proxy_are_told(description: dict[str, Any]) -> N
         ("--phases coverage --include-path /v1/completions", 300),
         pytest.param("--max-examples 10", 4000, marks=pytest.mark.slow),
     ],
-    ids=["by examples", "at the edges of completions", "all"],
 )
 def test_every_answer_is_as_described(url: str, tmp_path: Path, options: str, least: int) -> None:
     """Schemathesis asks what the description allows and what it forbids, at every edge of it and by

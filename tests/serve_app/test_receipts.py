@@ -269,9 +269,7 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
         assert all(each["equal"] for each in replaying.result(120))
 
 
-def test_the_command_needs_no_server(
-    tmp_path: Path, receipts: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_needs_no_server(tmp_path: Path, receipts: Any, capsys: Any) -> None:
     def replay(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "lexshard.serve_app.cli", "replay", *arguments]
         command += ["--model", str(DEMO), "--threads", "1"]

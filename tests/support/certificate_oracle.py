@@ -232,8 +232,7 @@ def judge(
 
 
 def judge_many(screen: str, wanted: int, seed: int, first: int = 0, rounds: int = 12) -> Tally:
-    """Positions on head after head, from number ``first``, until ``wanted`` are certified: of each
-    head so many ``rounds`` of the same needs."""
+    """``rounds`` on head after head, from number ``first``, until ``wanted`` rows are certified."""
     random = np.random.default_rng([seed, SCREENS.index(screen)])
     tally = Tally()
     number = first

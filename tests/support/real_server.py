@@ -80,10 +80,9 @@ def running_server(
     home: Path | None = None,
     most_files: int | None = None,
 ) -> Iterator[Server]:
-    """The demo model served with one thread and ``flags``, in the type it is stored in: the kernels
-    for that are compiled before tests begin. Its log is kept in ``folder``. ``home`` is where it
-    keeps files of its own, but for compiled kernels; ``most_files`` is the hard limit of what a
-    process may have open."""
+    """The demo model served as it is stored, with one thread and ``flags``; its log is kept in
+    ``folder``. ``home`` is where it keeps files of its own, but for compiled kernels;
+    ``most_files`` is the hard limit of what a process may have open."""
     port = free_port()
     log = folder / "log"
     options = f"--port {port} --threads 1 --device cpu --backend {backend}"
