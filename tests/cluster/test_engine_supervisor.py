@@ -17,9 +17,9 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.messages import Commands, Request, SamplingParameters
 from tests.support.paths import DEMO, DEMO_DRAFT
 
-CONFIGURATION = EngineConfiguration(str(DEMO), dtype="float32", device="cpu", threads=1)
+CONFIGURATION = EngineConfiguration(str(DEMO), device="cpu", threads=1)
 DRAFTING = replace(CONFIGURATION, draft=str(DEMO_DRAFT), draft_length="stepping")
-LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1500, ignore_eos=True)
+LONG = SamplingParameters(temperature=0.9, seed=4, max_tokens=1000, ignore_eos=True)
 MEDIUM = replace(LONG, max_tokens=500)
 SHORT = SamplingParameters(temperature=0.9, seed=4, max_tokens=30, ignore_eos=True)
 pytestmark = pytest.mark.usefixtures("local_ray")

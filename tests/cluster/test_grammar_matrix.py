@@ -43,7 +43,7 @@ Said = list[tuple[tuple[int, ...], str]]
 
 
 def expected(requests: list[Request]) -> Said:
-    engine = demo_engine(head="dense", max_model_len=128)
+    engine = demo_engine(head="dense", max_model_len=128, dtype="auto")
     try:
         return MaskedDecoding(engine).say(requests)
     finally:
@@ -52,7 +52,7 @@ def expected(requests: list[Request]) -> Said:
 
 def said(requests: list[Request], settings: dict[str, Any]) -> Said:
     configuration = EngineConfiguration(
-        str(DEMO), dtype="float32", device="cpu", threads=1, max_model_len=128, **settings
+        str(DEMO), device="cpu", threads=1, max_model_len=128, **settings
     )
     starter = ThreadShards(configuration) if configuration.shards > 1 else None
     return told(run_and_close(Engine(configuration, start_sampler, None, starter), requests))

@@ -276,15 +276,19 @@ TRITON_CASES = (
     make_case([(70, 2)], 2, 2, 256, window=33, softcap=5.0),
 )
 SPLITS = (1024, 64)  # keys per split: one split, several
+# Every case with keys in either order and any split; and of these a few in which each comes.
+ALL_CALLS = tuple(product(TRITON_CASES, (True, False), SPLITS))
+FEW_CALLS = tuple(zip(TRITON_CASES, (True, False, True, False), (64, 64, 1024, 1024), strict=True))
 
 
-def triton_difference(device: str, dtype: torch.dtype) -> float:
-    """Largest difference of the Triton kernel to the float64 reference of the same inputs, with
-    keys in either order."""
+def triton_difference(
+    device: str, dtype: torch.dtype, calls: tuple[tuple[Case, bool, int], ...] = ALL_CALLS
+) -> float:
+    """Largest difference of the Triton kernel to the float64 reference of the same inputs."""
     from lexshard.kernels.attention import triton_kernel
 
     largest = 0.0
-    for case, by_token in product(TRITON_CASES, (True, False)):
+    for case, by_token, split in calls:
         key_cache, value_cache, tables = fill(case, 8)
         caches = [cache.to(dtype) for cache in (key_cache, value_cache)]
         if by_token:  # as a GPU has it
@@ -296,12 +300,11 @@ def triton_difference(device: str, dtype: torch.dtype) -> float:
             query.double(), *caches, tables, *rows, *limits, implementation="reference"
         )
         moved = [each.to(device) for each in (query, *caches, tables, *rows)]
-        for split in SPLITS:
-            out = torch.full_like(moved[0], float("nan"))
-            triton_kernel.paged_attention(*moved, *limits, out, split_keys=split)
-            difference = (out.cpu().double() - expected).abs().max()
-            assert bool(difference.isfinite())
-            largest = max(largest, float(difference))
+        out = torch.full_like(moved[0], float("nan"))
+        triton_kernel.paged_attention(*moved, *limits, out, split_keys=split)
+        difference = (out.cpu().double() - expected).abs().max()
+        assert bool(difference.isfinite())
+        largest = max(largest, float(difference))
     return largest
 
 
@@ -334,14 +337,15 @@ def test_a_few_rows_are_split_among_more_programs_unless_contexts_are_long() -> 
     assert _split_keys(1, 131_072) == 1024
 
 
-def test_triton_kernel_agrees_with_float64_in_the_interpreter() -> None:
+@pytest.mark.parametrize("calls", ["FEW_CALLS", pytest.param("ALL_CALLS", marks=pytest.mark.slow)])
+def test_triton_kernel_agrees_with_float64_in_the_interpreter(calls: str) -> None:
     """In a process of its own: the interpreter is chosen when triton is imported."""
     pytest.importorskip("triton")
     program = (
         "import torch; torch.set_num_threads(1); "
-        "from tests.kernels.test_attention import triton_difference, triton_writes_all; "
+        f"from tests.kernels.test_attention import {calls}, triton_difference, triton_writes_all; "
         "assert triton_writes_all('cpu', torch.float32); "
-        "print(triton_difference('cpu', torch.float32))"
+        f"print(triton_difference('cpu', torch.float32, {calls}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

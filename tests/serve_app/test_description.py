@@ -111,14 +111,23 @@ def test_keys_and_the_path_of_a_proxy_are_told(description: dict[str, Any]) -> N
     assert "security" not in str(told)
 
 
-def test_every_answer_is_as_described(url: str, tmp_path: Path) -> None:
-    """Schemathesis asks what the description allows and what it forbids, at every edge of it. What
-    it allows may be refused all the same: JSON Schema cannot tell one field by another."""
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ("--phases examples,fuzzing,stateful --max-examples 5", 100),
+        ("--phases coverage --include-path /v1/completions", 300),
+        pytest.param("--max-examples 10", 4000, marks=pytest.mark.slow),
+    ],
+)
+def test_every_answer_is_as_described(url: str, tmp_path: Path, options: str, least: int) -> None:
+    """Schemathesis asks what the description allows and what it forbids, at every edge of it and by
+    examples. What it allows may be refused all the same: JSON Schema cannot tell one field by
+    another."""
     command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "run"]
     command += [f"{url}/openapi.json", "--header", f"Authorization: Bearer {KEY}"]
-    command += ["--exclude-checks", "positive_data_acceptance", "--max-examples", "10"]
+    command += ["--exclude-checks", "positive_data_acceptance", *options.split()]
     command += ["--generation-deterministic"]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stdout[-6000:] + told.stderr[-3000:]
     [cases] = re.findall(r"(\d+) generated, \1 passed", told.stdout)
-    assert int(cases) > 1000
+    assert int(cases) > least

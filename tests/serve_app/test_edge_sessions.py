@@ -291,7 +291,8 @@ def test_malformed_frames_are_told_from_good_ones() -> None:
         assert _frame(client, good[:-1]) == 400
 
 
-def test_5000_malformed_frames_harm_no_other() -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_malformed_frames_harm_no_other(count: int) -> None:
     """Cut, lengthened, altered, out of order, of other versions, of noise: each ends its session
     with a 400 and no other, and nothing of it stays."""
     chance = random.Random(7)
@@ -315,10 +316,10 @@ def test_5000_malformed_frames_harm_no_other() -> None:
         for _ in range(200):
             _frame(client, altered())
         before = psutil.Process().memory_info().rss
-        statuses = [_frame(client, altered()) for _ in range(5_000)]
+        statuses = [_frame(client, altered()) for _ in range(count)]
         grown = psutil.Process().memory_info().rss - before
         assert set(statuses) <= {0, 400}
-        assert statuses.count(400) > 4_500  # noise may be a frame
+        assert statuses.count(400) > 0.9 * count  # noise may be a frame
         assert grown < 64 * 2**20
         assert engine.running == 0
         assert client.get("/status").json()["queue"]["sequences"] == 0

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.backends import PROCESS_AND_RAY
+from tests.support.backends import PROCESS_AND_SLOW_RAY
 from tests.support.exposition import unlabelled
 from tests.support.faults import processes_of
 from tests.support.real_server import Server, healthy, running_server, wait
@@ -23,7 +23,7 @@ PROMPT = "Once upon a time there was a little girl who"
 CHAT = [{"role": "user", "content": "I want to book a table for two tonight."}]
 
 
-@pytest.fixture(scope="module", params=PROCESS_AND_RAY)
+@pytest.fixture(scope="module", params=PROCESS_AND_SLOW_RAY)
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Server]:

@@ -7,8 +7,10 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +24,18 @@ def serves_configuration(
     backend_ports: Sequence[int], frontend_port: int, environment: dict[str, str]
 ) -> str:
     """What this version of Serve writes for replicas on ``backend_ports``."""
+    serves = (each for each in environment.items() if each[0].startswith("RAY_SERVE_"))
+    settings = tuple(each for each in serves if "/" not in each[1])  # its paths are its own
+    text = _serves_configuration(len(backend_ports), settings)
+    names = {"48700": frontend_port, "FOLDER": tempfile.mkdtemp()}
+    names |= {f"{48701 + i}": port for i, port in enumerate(backend_ports)}
+    return re.sub("|".join(names), lambda found: str(names[found[0]]), text)
+
+
+@cache
+def _serves_configuration(replicas: int, settings: tuple[tuple[str, str], ...]) -> str:
+    """The same for ports from 48700 on, which takes seconds: most of Ray is imported."""
+    backend_ports, frontend_port = [48701 + i for i in range(replicas)], 48700
     program = f"""
 import sys
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
@@ -40,10 +54,10 @@ backends = {{"a": BackendConfig(name="a", path_prefix="/", app_name="lexshard", 
                                fallback_server=reserve)}}
 api = HAProxyApi(cfg=config, backend_configs=backends, config_file_path=str(folder / "cfg"))
 api._generate_config_file_internal()
-print((folder / "cfg").read_text())
+print((folder / "cfg").read_text().replace(str(folder), "FOLDER"))
 """
     command = [sys.executable, "-c", program]
-    return subprocess.check_output(command, env=os.environ | environment, text=True)
+    return subprocess.check_output(command, env=os.environ | dict(settings), text=True)
 
 
 def listens(port: int) -> bool:

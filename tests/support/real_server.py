@@ -80,12 +80,12 @@ def running_server(
     home: Path | None = None,
     most_files: int | None = None,
 ) -> Iterator[Server]:
-    """The demo model served with one thread and ``flags``; its log is kept in ``folder``. ``home``
-    is where it keeps files of its own, but for compiled kernels; ``most_files`` is the hard limit
-    of what a process may have open."""
+    """The demo model served as it is stored, with one thread and ``flags``; its log is kept in
+    ``folder``. ``home`` is where it keeps files of its own, but for compiled kernels;
+    ``most_files`` is the hard limit of what a process may have open."""
     port = free_port()
     log = folder / "log"
-    options = f"--port {port} --threads 1 --dtype float32 --device cpu --backend {backend}"
+    options = f"--port {port} --threads 1 --device cpu --backend {backend}"
     command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", model]
     command += [*options.split(), *flags]
     # The person that runs the tests may have options there.

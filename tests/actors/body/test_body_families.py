@@ -154,7 +154,7 @@ BODIES = pytest.mark.parametrize("body", ["general", "fused"])
 BodyName = Literal["general", "fused"]
 
 
-@BODIES
+@pytest.mark.parametrize("body", ["general", pytest.param("fused", marks=pytest.mark.slow)])
 def test_bfloat16_rounds_weights_and_what_they_multiply(body: BodyName, tmp_path: Path) -> None:
     """With heads of 24 places, whose keys and values stay float32."""
     shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "head_dim": 24}

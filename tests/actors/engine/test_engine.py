@@ -48,7 +48,7 @@ def plain() -> Any:
     return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_greedy_equals_transformers_generate(
     engine: Engine, plain: Any, prompt_ids: PromptIds, count: int
 ) -> None:
