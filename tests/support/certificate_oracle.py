@@ -231,8 +231,8 @@ def judge(
     tally.hidden.update(hidden_kinds[certified].tolist())
 
 
-def judge_many(screen: str, wanted: int, seed: int, first: int = 0, rounds: int = 12) -> Tally:
-    """``rounds`` on head after head, from number ``first``, until ``wanted`` rows are certified."""
+def judge_many(screen: str, wanted: int, seed: int, first: int = 0) -> Tally:
+    """Positions on head after head, from number ``first``, until ``wanted`` are certified."""
     random = np.random.default_rng([seed, SCREENS.index(screen)])
     tally = Tally()
     number = first
@@ -241,7 +241,7 @@ def judge_many(screen: str, wanted: int, seed: int, first: int = 0, rounds: int 
         size = len(head.wide)
         rows = int(np.clip(100_000 // size, 32, 512))
         needs = random_needs(random, size, rows)
-        for round_number in range(rounds):
+        for round_number in range(12):
             batch = needs.take(random.permutation(rows))
             hidden, kinds = hidden_states(random, head, screen, rows)
             # A crowded screen is left alone for a while: most of the time it is to go on here.
