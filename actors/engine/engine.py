@@ -437,6 +437,7 @@ def _loaded(configuration: EngineConfiguration, start_ranks: StartRanks | None) 
             configuration.attention,
             configuration.device,
             configuration.batch_invariant,
+            not configuration.no_compile,
         )
         return load_parallel(configuration.model, options, start_ranks)
     return load(

@@ -53,11 +53,15 @@ ATTENTION = {
     "Qwen 2.5 7B": AttentionShape(28, 4, 128),
     "Gemma 2 2B": AttentionShape(8, 4, 256, 4096, 50.0),
     "Phi 3 mini": AttentionShape(32, 32, 96, 2047),
+    "8B, rank of 8": AttentionShape(4, 1, 128),
+    "70B, rank of 8": AttentionShape(8, 1, 128),
 }
 HEADS = {
     "Llama 3.1 8B": HeadShape(128_256, 4_096),
     "Qwen 2.5 7B": HeadShape(151_936, 3_584),
     "Gemma 2 2B": HeadShape(262_144, 2_304, 30.0),
+    "70B": HeadShape(128_256, 8_192),
+    "70B, shard of 8": HeadShape(16_032, 8_192),
 }
 CONTEXT = 8192
 ROWS_OF_A_STEP = (1, 8, 64, 512)

@@ -3,7 +3,6 @@ same: it is tried when a model is loaded, and left where it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from textwrap import shorten
@@ -20,20 +19,8 @@ from lexshard.actors.body.self_test import Expected, check_body
 def attend_checked(
     body: GeneralBody, expected: Expected, tolerance: float, name: str = "flashinfer"
 ) -> None:
-    """`attend_where_right`, where it computes the plain forward pass, too."""
-
-    def check() -> None:
-        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
-
-    attend_where_right(body, tolerance, check, name)
-
-
-def attend_where_right(
-    body: GeneralBody, tolerance: float, check: Callable[[], None], name: str = "flashinfer"
-) -> None:
-    """Attention by the library ``name`` where there is one, it computes what ours does, and
-    ``check`` finds nothing wrong with it. ``body`` has computed a step. Whatever is raised, by the
-    library's compilers, too, is a reason to do without."""
+    """Attention by the library ``name`` where there is one and it computes what ours does and the
+    plain forward pass. Whatever it raises, its compilers included, is a reason to do without."""
     if find_spec(name) is None:
         return
     try:
@@ -44,7 +31,7 @@ def attend_where_right(
         if not difference <= tolerance:  # NaN must fail
             raise ValueError(f"it differs from ours by {difference:.3g} of the largest value")
         body.attend_by(flash)
-        check()
+        check_body(body, expected.token_ids, expected.hidden, "the plain forward pass", tolerance)
     except Exception as error:
         body.attend_by(None, _in_a_line(error))
 

@@ -9,6 +9,7 @@ GPU: a graph records the sums, too.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.capture import CudaCapture
-from lexshard.actors.body.gpu.checked import attend_where_right
+from lexshard.actors.body.gpu.checked import attend_checked, compile_checked, merge_checked
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.model_code import without_a_word
 from lexshard.actors.body.parallel.share import RankShare, columns_of
@@ -30,18 +31,28 @@ from lexshard.actors.body.parallel.sums import (
     RankSums,
     add_up,
 )
-from lexshard.actors.body.self_test import TOLERANCES
+from lexshard.actors.body.self_test import LENGTHS, TOLERANCES, Expected, run_alone
 from lexshard.kernels.parallel import Exchange
 
+SOME_TOKENS = tuple(tuple((7 * i + 3) % 89 for i in range(length)) for length in LENGTHS)
 _PREFIX = "model."  # of a decoder's weights, in the files of a causal language model
+
+
+@dataclass(frozen=True, slots=True)
+class FastLayers:
+    """What else than transformers' code computes the layers of a GPU's rank, where it is right:
+    compiled layers, FlashInfer."""
+
+    compiled: bool
+    flash: bool
 
 
 class GeneralRank:
     """What ``share`` says of the decoder that transformers' ``config`` describes, its weights read
     by ``slices``, which rounds them to ``dtype``.
 
-    ``graphs`` off computes a GPU's steps as they come; ``flash`` has it attend by FlashInfer where
-    that is installed and right. Raises KeyError for a weight that there must be and is not.
+    On a GPU steps are in graphs and layers are computed as ``fast`` says, None: as they come.
+    Raises KeyError for a weight that there must be and is not.
     """
 
     def __init__(
@@ -52,28 +63,21 @@ class GeneralRank:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        graphs: bool = True,
-        flash: bool = False,
+        fast: FastLayers | None = None,
     ) -> None:
         self.share = share
         self.device = device
         self._sums = GroupSums()
         rounds = device.type == "cpu" and dtype == torch.bfloat16
-        decoder = decoder_of(config, share, slices, torch.float32 if rounds else dtype)
-        decoder = decoder.to(device)
+        decoder = decoder_of(config, share, slices, torch.float32 if rounds else dtype).to(device)
         add_up(decoder, share.tokens.start, self._sums)
         body = GeneralBody(decoder, pack_linears=not rounds)
         if rounds:
             body.round_products()
         self._body: GeneralBody | GraphedBody = body
-        if device.type == "cuda":
-            body.merge_products()
-            if flash:
-                body.allocate_cache(1)
-                self._run_one(body)  # which says how its layers attend
-                attend_where_right(body, TOLERANCES[dtype], lambda: None)
-            if graphs:
-                self._body = GraphedBody(body, CudaCapture)
+        if device.type == "cuda" and fast is not None:
+            quicken(body, TOLERANCES[dtype], fast)
+            self._body = GraphedBody(body, CudaCapture)
 
     @property
     def description(self) -> str:
@@ -128,6 +132,19 @@ class GeneralRank:
         assert not isinstance(group, Exchange), "a decoder of torch adds by sums"
         self._sums.group = group
         return group
+
+
+def quicken(
+    body: GeneralBody, tolerance: float, fast: FastLayers, backend: str = "inductor"
+) -> None:
+    """What computes the layers of ``body`` faster, if that is what they compute without: on this
+    rank's parts alone, as if there were no others. Leaves a test cache."""
+    expected = Expected(SOME_TOKENS, tuple(run_alone(body, SOME_TOKENS)), ())
+    merge_checked(body, expected, tolerance)
+    if fast.flash:
+        attend_checked(body, expected, tolerance)
+    if fast.compiled:
+        compile_checked(body, expected, tolerance, backend)
 
 
 def part_of(name: str, share: RankShare) -> tuple[range | None, range | None]:

@@ -31,7 +31,7 @@ from lexshard.actors.body.loading import (
 )
 from lexshard.actors.body.model_code import without_a_word
 from lexshard.actors.body.parallel.checks import check_folder_shared, check_shared
-from lexshard.actors.body.parallel.general_rank import GeneralRank
+from lexshard.actors.body.parallel.general_rank import FastLayers, GeneralRank
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.actors.body.parallel.parallel_body import NoOthers, OtherRanks, ParallelBody
 from lexshard.actors.body.parallel.rank import BodyRank
@@ -76,6 +76,7 @@ class ParallelOptions:
     attention: Literal["auto", "triton"] = "triton"
     device: str = "cpu"
     batch_invariant: bool = False
+    compiled: bool = True
 
 
 def load_parallel(
@@ -122,9 +123,9 @@ def _load_decoders(
         proven.parameters * getattr(torch, proven.dtype).itemsize // options.ranks,
         memory_of(place),
     )
-    flash = options.attention == "auto"
+    fast = FastLayers(options.compiled, flash=options.attention == "auto")
     parts = [
-        replace(part, device=_device_of(place, part.rank), flash=flash)
+        replace(part, device=_device_of(place, part.rank), fast=fast)
         for part in _parts(folder, proven, options.ranks)
     ]
     del first  # before this rank takes its memory
@@ -282,7 +283,6 @@ def _prove_side_by_side(first: FirstLayers, ranks: int) -> ProvenModel:
                 weights,
                 first.dtype,
                 model.device,
-                graphs=False,
             )
             for rank in range(ranks)
         ]

@@ -13,7 +13,7 @@ import torch
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.checkpoint import read_model_config
 from lexshard.actors.body.fused import FusedPlan
-from lexshard.actors.body.parallel.general_rank import GeneralRank
+from lexshard.actors.body.parallel.general_rank import FastLayers, GeneralRank
 from lexshard.actors.body.parallel.rank import BodyRank
 from lexshard.actors.body.parallel.share import RankShare
 from lexshard.actors.body.parallel.slices import StoredSlices
@@ -23,8 +23,8 @@ from lexshard.actors.packed_arrays import read_array
 @dataclass(frozen=True, slots=True)
 class RankPart:
     """All that rank ``rank`` of ``ranks`` must know to be made: ``dtype`` is what weights are
-    rounded to. On a ``device`` it is a decoder of torch, which may attend by FlashInfer
-    (``flash``), and without one a compiled stack on the CPU."""
+    rounded to. On a ``device`` it is a decoder of torch, whose layers are ``fast`` there, and
+    without one a compiled stack on the CPU."""
 
     folder: str
     dtype: str
@@ -33,7 +33,7 @@ class RankPart:
     ranks: int
     vocabulary_size: int
     device: str | None = None
-    flash: bool = False
+    fast: FastLayers | None = None
 
     def build(self) -> BodyRank | GeneralRank:
         """The rank, warm: what it will call is compiled or loaded. Raises what reading raises."""
@@ -46,7 +46,7 @@ class RankPart:
         else:
             config = read_model_config(Path(self.folder))
             device = torch.device(self.device)
-            made = GeneralRank(config, share, slices, dtype, device, flash=self.flash)
+            made = GeneralRank(config, share, slices, dtype, device, fast=self.fast)
         made.warm_up()
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +16,17 @@ from lexshard.actors.body.errors import SelfTestError
 from lexshard.actors.body.families import FAMILIES
 from lexshard.actors.body.fused import plan_of
 from lexshard.actors.body.general import GeneralBody
+from lexshard.actors.body.gpu import checked
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.loading import load
 from lexshard.actors.body.parallel import general_rank
-from lexshard.actors.body.parallel.general_rank import GeneralRank, decoder_of, part_of
+from lexshard.actors.body.parallel.general_rank import (
+    FastLayers,
+    GeneralRank,
+    decoder_of,
+    part_of,
+    quicken,
+)
 from lexshard.actors.body.parallel.loading import ParallelOptions, load_parallel
 from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.body.parallel.share import RankShare
@@ -132,26 +140,56 @@ class TwoAlike:
         return True
 
 
+@pytest.fixture
+def one_of_two(tmp_path: Path) -> tuple[GeneralBody, TwoAlike]:
+    """A rank as it would be on a GPU: torch's own functions."""
+    folder = save_shared("gemma2", tmp_path)
+    sums, group = GroupSums(), TwoAlike()
+    sums.group = group
+    share = shares(folder, 2)[0]
+    weights = StoredSlices(folder, torch.float32)
+    decoder = decoder_of(read_model_config(folder), share, weights, torch.float32)
+    add_up(decoder, share.tokens.start, sums)
+    body = GeneralBody(decoder, invariant=False)
+    body.allocate_cache(8)
+    return body, group
+
+
 def test_a_recorded_step_has_its_sums_and_waits_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_of_two: tuple[GeneralBody, TwoAlike], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replays is one tape, from fixed memory: sums twice a layer and once for embeddings."""
     monkeypatch.setattr(paged_attention, "write_cache", recorded_steps.write_cache)
     monkeypatch.setattr(paged_attention, "paged_attention", recorded_steps.paged_attention)
-    folder = save_shared("gemma2", tmp_path)
-    config, share = read_model_config(folder), shares(folder, 2)[0]
-    sums, group = GroupSums(), TwoAlike()
-    sums.group = group
-    decoder = decoder_of(config, share, StoredSlices(folder, torch.float32), torch.float32)
-    add_up(decoder, share.tokens.start, sums)
-    body = GeneralBody(decoder, invariant=False)
-    body.allocate_cache(8)
-    tokens = [[token % len(share.tokens) for token in each] for each in TOKENS]
-    expected = [*run_mixed(body, tokens), *run_alone(body, tokens)]
-    group.added = 0
+    body, _ = one_of_two
+    expected = [*run_mixed(body, TOKENS), *run_alone(body, TOKENS)]
     capture = RecordingCapture()
     graphed = GraphedBody(body, lambda: capture)
-    found = [*run_mixed(graphed, tokens), *run_alone(graphed, tokens)]
+    found = [*run_mixed(graphed, TOKENS), *run_alone(graphed, TOKENS)]
     assert not graphed.refusal
-    assert group.added == len(capture.tapes) * (2 * body.num_layers + 1)
     assert largest_difference(found, expected) < 1e-4
+    for tape in capture.tapes:
+        added = [call for call in tape.calls if "add_up_ranks" in str(call[0])]
+        assert len(added) == 2 * body.num_layers + 1
+
+
+def test_layers_compile_with_their_sums_and_products_of_one_input_are_one(
+    one_of_two: tuple[GeneralBody, TwoAlike],
+) -> None:
+    body, group = one_of_two
+    expected = run_mixed(body, TOKENS)
+    quicken(body, 1e-4, FastLayers(compiled=True, flash=True), backend="aot_eager")
+    assert (body.compiled, body.layers) == (True, "layers compiled")
+    group.added = 0
+    assert largest_difference(run_mixed(body, TOKENS), expected) < 1e-4
+    assert group.added % (2 * body.num_layers + 1) == 0
+    assert group.added
+
+
+def test_layers_that_compile_to_something_else_are_left_as_they_are(
+    one_of_two: tuple[GeneralBody, TwoAlike], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, _ = one_of_two
+    monkeypatch.setattr(checked, "check_body", Mock(side_effect=SelfTestError("another result")))
+    quicken(body, 1e-4, FastLayers(compiled=True, flash=False), backend="aot_eager")
+    assert (body.compiled, body.layers) == (False, "layers not compiled (another result)")
