@@ -16,7 +16,12 @@ import torch
 from lexshard.actors.body import paged_attention
 from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep, PlannedAttention
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.body.gpu.compiled_layers import compile_layers, interpret_layers, place_caches
+from lexshard.actors.body.gpu.compiled_layers import (
+    compile_layers,
+    forget_caches,
+    interpret_layers,
+    place_caches,
+)
 from lexshard.actors.body.gpu.flash_attention import AttentionShape, FlashInferAttention
 from lexshard.actors.body.gpu.merged_products import merge_products, split_products
 from lexshard.actors.body.gpu.step_inputs import StepInputs, on_the_host, sent
@@ -95,7 +100,10 @@ class GeneralBody:
         return cells * self._cache_dtype.itemsize
 
     def allocate_cache(self, num_blocks: int) -> None:
-        """Reserve zeroed blocks for every layer (pages are touched when first written)."""
+        """Reserve zeroed blocks for every layer, in the place of those there were (pages are
+        touched when first written)."""
+        self._caches = None  # before there are others
+        forget_caches(self._decoder)
         self._caches = [
             allocate_cache(
                 num_blocks,

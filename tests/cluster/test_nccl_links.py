@@ -44,6 +44,26 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
     assert bites == []
 
 
+@pytest.mark.gpu
+@ON_GPU
+def test_a_graph_replays_sums_of_a_group_of_one() -> None:
+    """That NCCL can be recorded, and ends."""
+    store = open_store("127.0.0.1", 0, 60.0, root=True)
+    sums = NcclSums(CupyGroup(store, "graph", 0, 1), "cuda:0", 10.0)
+    values = torch.ones(64, 4096, dtype=torch.bfloat16, device="cuda:0")
+    sums.add(values)
+    assert sums.complete()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        values.mul_(2.0)
+        sums.add(values)
+    for _ in range(3):
+        graph.replay()
+    assert sums.complete()
+    assert torch.equal(values, torch.full_like(values, 8.0))
+    sums.abort()
+
+
 def test_a_plan_with_nccl_needs_a_gpu_of_every_process() -> None:
     plan = GroupPlan("no-gpu", 2, "127.0.0.1", 1, seconds=1.0, nccl=True)
     with pytest.raises(ValueError, match="CUDA device of every process"):

@@ -88,9 +88,7 @@ def interpret_layers(decoder: Any) -> None:
     decoder.set_attn_implementation(paged_attention.NAME)
     for layer in _layers(decoder):
         layer._compiled_call_impl = None
-        for module in layer.modules():
-            module.__dict__.pop(KEYS, None)
-            module.__dict__.pop(VALUES, None)
+    forget_caches(decoder)
 
 
 def place_caches(decoder: Any, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -102,6 +100,13 @@ def place_caches(decoder: Any, caches: Sequence[tuple[torch.Tensor, torch.Tensor
                 keys, values = caches[number]
                 setattr(module, KEYS, keys)
                 setattr(module, VALUES, values)
+
+
+def forget_caches(decoder: Any) -> None:
+    """Their memory is let go of."""
+    for module in decoder.modules():
+        module.__dict__.pop(KEYS, None)
+        module.__dict__.pop(VALUES, None)
 
 
 def _layers(decoder: Any) -> Sequence[torch.nn.Module]:

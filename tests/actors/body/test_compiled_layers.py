@@ -6,9 +6,11 @@ On a GPU their machine code is torch's own; here they are traced as there, and c
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from lexshard.actors.body.gpu.checked import compile_checked
 from lexshard.actors.body.gpu.compiled_layers import KEYS
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
+from lexshard.kernels.attention import allocate_cache
 from tests.support.recorded_steps import TABLES, TOKENS, largest_difference
 from tests.support.tiny_models import save_tiny
 
@@ -132,3 +135,21 @@ def test_machine_code_computes_the_same_and_copies_no_cache(tmp_path: Path) -> N
         body.forward(batch)
     largest = max(event.self_cpu_memory_usage for event in profile.key_averages())
     assert 0 < largest < cache_bytes / 2
+
+
+def test_a_new_cache_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """Both at once would not fit on a GPU that has filled what it has with one."""
+    body = body_of("gemma2", tmp_path)
+    run_mixed(body, TOKENS)
+    body.compile_layers("aot_eager")
+    assert body._caches is not None
+    before = [weakref.ref(cache) for pair in body._caches for cache in pair]
+    allocated: list[int] = []
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        allocated.append(sum(each() is not None for each in before))
+        return allocate_cache(*arguments, **options)
+
+    with patch("lexshard.actors.body.general.allocate_cache", counting):
+        body.allocate_cache(8)
+    assert allocated == [0] * body.num_layers
