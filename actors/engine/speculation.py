@@ -77,7 +77,7 @@ class Speculation:
 
     def draft(self, drawing: list[Sequence], counters: Counters) -> None:
         """Guesses for the sequences that draw next and have no other drafter."""
-        if self._rests and drawing == self._resting_for:
+        if self._rests and self.forced_length is None and drawing == self._resting_for:
             self._rests -= 1
             self._rested += 1
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,6 +117,11 @@ def _load_decoders(
         raise ValueError(
             "on GPUs --tensor-parallel adds in an order of NCCL's own, so that rows depend on "
             "those beside them: leave --batch-invariant out"
+        )
+    if options.ranks > 1 and place.type != "cpu" and find_spec("cupy") is None:
+        raise ValueError(
+            "--tensor-parallel on GPUs adds by NCCL through cupy, which is not installed: pip "
+            'install "lexshard[gpu-cuda12]", or gpu-cuda13'
         )
     first = _first_layers_of(folder, options.dtype, place)
     proven = _prove_side_by_side(first, options.ranks)
