@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from contextlib import suppress
@@ -20,3 +21,11 @@ def processor_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def settle() -> None:
+    """Leaves what has been loaded out of all collections of garbage, in a process that is about to
+    serve: to go through hundreds of thousands of objects takes 70 ms, in which no stream goes
+    on."""
+    gc.collect()
+    gc.freeze()

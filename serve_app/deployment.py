@@ -20,6 +20,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
 from lexshard.actors.faults import listen_for_faults
+from lexshard.actors.machine import settle
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.lifecycle import LOOPBACK
 from lexshard.cluster.process_tree import die_with_parent
@@ -27,7 +28,7 @@ from lexshard.cluster.roles.actor import own_node
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun
-from lexshard.serve_app.app import create_app, settle
+from lexshard.serve_app.app import create_app
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer

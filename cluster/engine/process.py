@@ -18,6 +18,7 @@ from typing import Any
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault, listen_for_faults
+from lexshard.actors.machine import settle
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import EngineLocation
 from lexshard.cluster.engine.transport import EngineSide
@@ -115,6 +116,7 @@ class EngineProcess:
         if later:
             tell("serving; drafts begin when their kernels are compiled")
             compile_later(later, engine.begin_guessing)
+        settle()
         return engine
 
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:

@@ -22,13 +22,14 @@ import uvloop
 from fastapi import FastAPI
 
 from lexshard.actors.faults import listen_for_faults
+from lexshard.actors.machine import settle
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.engine.own_process import OwnEngines
 from lexshard.cluster.engine.supervisor import EngineSupervisor, until
 from lexshard.cluster.process_tree import die_with_parent, leave
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.api_processes.seats import Seats
-from lexshard.serve_app.app import create_app, settle
+from lexshard.serve_app.app import create_app
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
