@@ -91,7 +91,9 @@ class ParallelBody:
 
     def __init__(self, plan: FusedPlan, own: BodyRank | GeneralRank, others: OtherRanks) -> None:
         shape = plan.shape
-        self.name = "parallel" if isinstance(own, BodyRank) else "parallel general"
+        # Of a decoder of torch bits depend on how many add up.
+        general = f"parallel general of {own.share.ranks}"
+        self.name = "parallel" if isinstance(own, BodyRank) else general
         self.device = own.device
         self.batch_invariant = self.device.type == "cpu"
         self.hidden_size = shape.hidden

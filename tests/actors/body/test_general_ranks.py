@@ -119,7 +119,7 @@ def test_one_rank_is_the_general_body(tmp_path: Path) -> None:
     folder = save_shared("llama", tmp_path)
     loaded = load_parallel(folder, ParallelOptions(1, "float32", "general"), None)
     assert isinstance(loaded.body, ParallelBody)
-    assert (loaded.body.name, loaded.body.batch_invariant) == ("parallel general", True)
+    assert (loaded.body.name, loaded.body.batch_invariant) == ("parallel general of 1", True)
     plain = load(folder, "float32", body="general", device="cpu")
     ours, expected = hidden_of(loaded.body, ALONE), hidden_of(plain.body, ALONE)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
