@@ -54,22 +54,23 @@ class DeviceGroup(Protocol):
 
 
 class NcclSums:
-    """By ``group`` in order of ``device``'s current stream, or in a graph that is recorded there.
+    """By ``group`` in order of the current stream of the GPU, or in a graph that is recorded there.
 
     NCCL has no time-out: a step that is not complete within ``seconds`` ends the group, which ends
     what waits in it on the device. Its hidden states are not to be used then, and `complete` says
     so.
     """
 
-    def __init__(self, group: DeviceGroup, device: str, seconds: float) -> None:
+    def __init__(self, group: DeviceGroup, seconds: float) -> None:
         self._group = group
-        self._device = torch.device(device)
+        self._device: torch.device | None = None  # of what has been added
         self._lost = False
         self._watchdog = Watchdog(seconds, self._late)
 
     def add(self, values: torch.Tensor) -> None:
         if self._lost:
             raise RankLostError("this group of ranks has ended")
+        self._device = values.device
         self._group.add(values)
 
     def complete(self) -> bool:

@@ -27,7 +27,7 @@ from lexshard.actors.role import Place
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.ports import own_address
 from lexshard.cluster.ranks.gang import RankGang
-from lexshard.cluster.ranks.meeting import GroupMeeting, meeting_of, use_device
+from lexshard.cluster.ranks.meeting import GroupMeeting, first_part, meeting_of, use_device
 from lexshard.cluster.ranks.server import serve_rank
 from lexshard.cluster.ranks.sockets import KEY_BYTES, greeted, heard
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
@@ -76,11 +76,16 @@ class RankActor:
 
 
 class RankActors(RankGang):
-    """They run where ``slots`` say, in turn, and reserve what these do. ``seconds`` is how long a
-    rank may keep another waiting in a step."""
+    """They run where ``slots`` say, in turn, and reserve what these do. ``first`` is the part of
+    the caller's rank, ``seconds`` how long a rank may keep another waiting in a step."""
 
     def __init__(
-        self, parts: Sequence[RankPart], slots: Sequence[Mapping[str, Any]], *, seconds: float
+        self,
+        first: RankPart,
+        parts: Sequence[RankPart],
+        slots: Sequence[Mapping[str, Any]],
+        *,
+        seconds: float,
     ) -> None:
         host = ray.util.get_node_ip_address()
         self._slots = slots
@@ -88,7 +93,7 @@ class RankActors(RankGang):
         self._listener.settimeout(START_SECONDS)
         place = str(host), int(self._listener.getsockname()[1])
         self._first = FirstRank(place, secrets.token_bytes(KEY_BYTES), seconds)
-        self._own = meeting_of(replace(parts[0], rank=0), seconds, str(host))
+        self._own = meeting_of(first, seconds, str(host))
         self._actors: dict[int, ActorRank] = {}
         self._told = threading.Event()
         self._closed = False
@@ -191,7 +196,8 @@ class RayRanks:
     def __call__(self, parts: Sequence[RankPart]) -> OtherRanks:
         nowhere: list[Mapping[str, Any]] = [{}] * len(parts)
         slots = nowhere if self.reservation is None else list(self.reservation.ranks)
-        if self.reservation is not None and parts[0].device not in (None, "cpu"):
+        first = first_part(parts)
+        if self.reservation is not None and first.device not in (None, "cpu"):
             # Ray gives GPUs away, and a process sees its own alone.
-            parts = [replace(part, device="cuda:0") for part in parts]
-        return RankActors(parts, slots, seconds=self.seconds)
+            first, *parts = (replace(part, device="cuda:0") for part in (first, *parts))
+        return RankActors(first, parts, slots, seconds=self.seconds)

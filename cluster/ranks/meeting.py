@@ -6,6 +6,9 @@ then; what each is told goes over its link, as ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch.distributed import TCPStore
 
@@ -62,10 +65,11 @@ class GroupMeeting:
                 )
                 self.exchange = GlooSums(self._links, self._seconds)
             else:
-                group = CupyGroup(self._store, told.key.hex(), self._rank, self._ranks)
+                with torch.cuda.device(self._device):
+                    group = CupyGroup(self._store, told.key.hex(), self._rank, self._ranks)
                 # A rank may have to compile first; one that has gone is seen at once.
                 seconds = max(self._seconds, FORMING_SECONDS)
-                self.exchange = NcclSums(group, self._device, seconds)
+                self.exchange = NcclSums(group, seconds)
         except (CollectiveError, RuntimeError, OSError) as error:
             raise PeerLostError(f"ranks did not meet: {error}") from error
 
@@ -86,6 +90,15 @@ def use_device(device: str) -> None:
     """The GPU ``device`` is this process's, if it is one."""
     if device != "cpu":
         torch.cuda.set_device(device)
+
+
+def first_part(parts: Sequence[RankPart]) -> RankPart:
+    """That of the first rank, from those of the others: GPUs follow on its own."""
+    part = parts[0]
+    if part.device in (None, "cpu"):
+        return replace(part, rank=ROOT)
+    own = torch.device(part.device).index - part.rank
+    return replace(part, rank=ROOT, device=f"cuda:{own}")
 
 
 def meeting_of(part: RankPart, seconds: float, host: str) -> SocketMeeting | GroupMeeting:

@@ -13,7 +13,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -24,7 +23,7 @@ from lexshard.cluster.link import Link
 from lexshard.cluster.ranks.board import Board, board_bytes
 from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.main import RankOrder
-from lexshard.cluster.ranks.meeting import HOST, GroupMeeting
+from lexshard.cluster.ranks.meeting import HOST, GroupMeeting, first_part
 from lexshard.cluster.roles.process import ProcessRole, command_of, start_process
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 from lexshard.cluster.shared_memory.segment import Segment
@@ -45,7 +44,7 @@ class RankProcesses(RankGang):
             self._own = Board(memory, 0, ranks, hidden, seconds)
         else:
             _check_gpus(parts)
-            self._own = GroupMeeting(replace(parts[0], rank=0), seconds, HOST)
+            self._own = GroupMeeting(first_part(parts), seconds, HOST)
         super().__init__(parts)
 
     def close(self) -> None:
@@ -72,7 +71,8 @@ def _check_gpus(parts: Sequence[RankPart]) -> None:
     import torch
 
     ranks, found = len(parts) + 1, torch.cuda.device_count()
-    if parts[0].device != "cpu" and found < ranks:
+    last = torch.device(parts[-1].device or "cpu")
+    if last.type != "cpu" and last.index >= found:
         raise ValueError(
             f"--tensor-parallel {ranks} needs {ranks} GPUs and this machine has {found}: give a "
             "smaller number, or --backend ray with nodes that have them"

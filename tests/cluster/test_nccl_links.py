@@ -49,7 +49,7 @@ def test_a_group_of_one_broadcasts_on_its_device() -> None:
 def test_a_graph_replays_sums_of_a_group_of_one() -> None:
     """That NCCL can be recorded, and ends."""
     store = open_store("127.0.0.1", 0, 60.0, root=True)
-    sums = NcclSums(CupyGroup(store, "graph", 0, 1), "cuda:0", 10.0)
+    sums = NcclSums(CupyGroup(store, "graph", 0, 1), 10.0)
     values = torch.ones(64, 4096, dtype=torch.bfloat16, device="cuda:0")
     sums.add(values)
     assert sums.complete()
@@ -181,7 +181,7 @@ def test_a_step_whose_rank_is_gone_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     install(nccl, monkeypatch)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     store = open_store("127.0.0.1", 0, 60.0, root=True)
-    sums = NcclSums(CupyGroup(store, "ranks", 0, 2), "cuda:0", 0.2)
+    sums = NcclSums(CupyGroup(store, "ranks", 0, 2), 0.2)
     event.happens.set()
     sums.add(torch.zeros(1))
     assert sums.complete()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from lexshard.actors.body.parallel.sums import RankLostError
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
+from lexshard.cluster.ranks.meeting import first_part
 from lexshard.cluster.ranks.processes import RankProcesses
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.loadtest.token_digest import LONGEST, seeded_requests
@@ -83,6 +85,13 @@ def test_decoders_of_torch_tell_the_same_whatever_is_beside_and_whoever_is_lost(
     expected = tokens_of(engine_of(2, body="general"), some)
     others = engine_of(2, body="general", max_running=5, prefix_cache=False)
     assert told_while_ranks_are_lost(others, some, signal.SIGKILL) == expected
+
+
+def test_the_first_rank_has_the_gpu_before_the_others() -> None:
+    parts = [RankPart("f", "bfloat16", Mock(), rank, 4, 10, f"cuda:{rank + 2}") for rank in (1, 2)]
+    first = first_part(parts)
+    assert (first.rank, first.device) == (0, "cuda:2")
+    assert first_part([replace(parts[0], device="cpu")]).device == "cpu"
 
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:
