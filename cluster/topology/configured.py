@@ -69,12 +69,19 @@ def processes_of(
 ) -> Processes:
     """The gang of ``configuration`` whose shards own so many ``rows``, with its engine at ``home``.
 
+    Raises ValueError where two ranks might share a GPU, which NCCL refuses.
+
     Body, drafter and first shard compute in turn, so that the engine needs as many CPUs, and as
     much of one GPU, as the largest of them; its samplers need theirs besides.
     """
     on_gpu = resources.body_gpus > 0
     cpus, parts = [resources.body_cpus, resources.shard_cpus], Counter[str]()
     ranks = configuration.tensor_parallel or 1
+    if ranks > 1 and 0 < resources.body_gpus <= 0.5:
+        raise ValueError(
+            f"--gpus-per-body {resources.body_gpus:g}: no two ranks of --tensor-parallel can share "
+            "a GPU: give more than 0.5"
+        )
     body = body_memory(model, configuration, home.memory, on_gpu=on_gpu)
     body = tuple((name, -(-count // ranks)) for name, count in body)
     parts.update(dict(body))

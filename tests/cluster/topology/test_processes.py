@@ -57,6 +57,21 @@ def test_shards_but_the_first_and_spares_are_processes_of_their_own() -> None:
     assert processes(shard_spares=1).spares == ()
 
 
+def test_each_rank_has_a_gpu_of_its_own_and_its_part_of_the_body() -> None:
+    on_gpus = RoleResources(body_gpus=1.0, shard_gpus=1.0)
+    alone, shared = (processes(on_gpus, tensor_parallel=ranks) for ranks in (None, 4))
+    assert [(role.kind, role.gpus) for role in shared.ranks] == [("rank", 1.0)] * 3
+    assert sum(role.bytes for role in shared.ranks) < alone.engine.bytes
+    shares = RoleResources(body_gpus=0.6, shard_gpus=0.4)
+    beside = processes(shares, tensor_parallel=4, shards=4)
+    node = NodeResources("a", 16, 64 * GIB, gpus=4, gpu_memory=80 * GIB)
+    placed = place(beside.all, [node]).placed
+    for kind in ("rank", "shard"):
+        assert len({each.gpu for each in placed if each.role.kind == kind}) == 3
+    with pytest.raises(ValueError, match="no two ranks"):
+        processes(RoleResources(body_gpus=0.5), tensor_parallel=2)
+
+
 def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
     two = [NodeResources("a", 1, 16 * GIB), NodeResources("b", 1, 16 * GIB)]
     gang = processes(shards=2)
