@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -54,10 +54,11 @@ class StaticInputs:
         self, rows: int, outputs: int, sequences: int, width: int, device: torch.device
     ) -> None:
         self._rows, self._width = rows, width
-        lengths = [rows, rows, rows, rows, outputs, sequences * width]
+        self._lengths = [rows, rows, rows, rows, outputs, sequences * width]
         # One piece of memory, so that one copy fills it.
-        self._words = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
-        token_ids, positions, slots, row_sequence, output_rows, tables = self._words.split(lengths)
+        self._words = torch.zeros(sum(self._lengths), dtype=torch.int32, device=device)
+        parts = self._words.split(self._lengths)
+        token_ids, positions, slots, row_sequence, output_rows, tables = parts
         self.tensors = StepInputs(
             token_ids,
             positions,
@@ -71,32 +72,28 @@ class StaticInputs:
         """Puts ``batch`` there, in the order of the current stream."""
         own = self.tensors
         count, width = len(batch.token_ids), batch.block_tables.shape[1]
-        tables = np.zeros(own.block_tables.shape, np.int32)
-        tables[: len(batch.block_tables), :width] = batch.block_tables
+        # The allocator of pinned memory keeps it until the copy is done.
+        host = torch.empty(len(self._words), dtype=torch.int32, pin_memory=self._words.is_cuda)
+        *rows, tables = (part.numpy() for part in host.split(self._lengths))
+        sequences = own.block_tables.shape[0]
+        token_ids, positions, slots, row_sequence, output_rows = rows
+        _put(token_ids, batch.token_ids, 0)
+        _put(positions, batch.positions, 0)
+        _put(slots, batch.slots, scratch_block * BLOCK_SIZE)
+        _put(row_sequence, batch.row_sequence, sequences - 1)
+        _put(output_rows, batch.output_rows, 0)
+        table = tables.reshape(sequences, self._width)
+        used = len(batch.block_tables)
+        table[:used, :width] = batch.block_tables
+        table[:used, width:] = 0
+        table[used:] = 0
         if count < self._rows:
-            tables[-1, 0] = scratch_block
-        words = np.concatenate(
-            [
-                _padded(batch.token_ids, self._rows, 0),
-                _padded(batch.positions, self._rows, 0),
-                _padded(batch.slots, self._rows, scratch_block * BLOCK_SIZE),
-                _padded(batch.row_sequence, self._rows, len(tables) - 1),
-                _padded(batch.output_rows, len(own.output_rows), 0),
-                tables.ravel(),
-            ]
-        )
-        host = torch.from_numpy(words)
-        if self._words.is_cuda:
-            # The allocator of pinned memory keeps it until the copy is done.
-            host = host.pin_memory()
+            table[-1, 0] = scratch_block
         self._words.copy_(host, non_blocking=True)
         if batch.drawn is not None:
             own.token_ids[:count].copy_(batch.drawn.clamp(min=0))
 
 
-def _padded(
-    values: npt.NDArray[np.int32] | npt.NDArray[np.int64], length: int, padding: int
-) -> npt.NDArray[np.int32]:
-    result = np.full(length, padding, np.int32)
-    result[: len(values)] = values
-    return result
+def _put(target: Any, values: npt.NDArray[Any], padding: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = padding
