@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lexshard.actors.body.errors import ModelPathError, UnsupportedModelError, WeightsError
+from lexshard.actors.body.families import SEEING
 from lexshard.actors.body.model_code import model_code
 from lexshard.actors.stored_tensors import stored_tensors
 
-# Models that also see, of which the part for text is a model that is served by itself.
-TEXT_OF = ("gemma3",)
-_SEEING = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_")
+# Of models that also see: what they see with.
+_UNREAD = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_")
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -51,8 +51,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     tensors = stored_tensors(folder)
     description = _read_json(folder / "config.json")
     config = read_model_config(folder)
-    text_alone = description.get("model_type") in TEXT_OF
-    unread = _SEEING if text_alone else ()
+    text_alone = description.get("model_type") in SEEING
+    unread = _UNREAD if text_alone else ()
     tokenizer_size, tokenizer_eos = _read_tokenizer(folder)
     generation = _read_json(folder / "generation_config.json")
     return Checkpoint(
@@ -73,7 +73,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def read_model_config(folder: Path) -> Any:
     """What transformers makes of the ``config.json`` in ``folder``, which need hold nothing else.
-    Of a model that also sees and whose text is known (`TEXT_OF`), what it makes of that.
+    Of a model that also sees and whose text is known (`families.SEEING`), what it makes of that.
 
     Raises WeightsError or UnsupportedModelError.
     """
@@ -87,7 +87,7 @@ def read_model_config(folder: Path) -> Any:
         )
     with model_code(f"transformers cannot read {folder / 'config.json'}"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return config.text_config if config.model_type in TEXT_OF else config
+    return config.text_config if config.model_type in SEEING else config
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
+# Models that also see, with the family of their text, which is a model by itself.
+SEEING = {"gemma3": "gemma3_text"}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", *GEMMA)
 
 

@@ -79,7 +79,7 @@ class GroupMeeting:
             self.exchange.abort()
 
     def leave(self) -> None:
-        """Whoever waits in the group stops waiting; from any thread."""
+        """Peers that wait in the group stop waiting; from any thread."""
         self.interrupt()
         if self._links is not None:
             self._links.close()

@@ -32,7 +32,7 @@ class Meeting(Protocol):
         """Connects to the others where memory is not shared."""
 
     def leave(self) -> None:
-        """The group is of no use any more: whoever waits in it stops waiting."""
+        """The group is of no use any more: peers that wait in it stop waiting."""
 
     @property
     def exchange(self) -> RankGroup:

@@ -84,7 +84,7 @@ def _refuse_others(call: HttpCall) -> None:
         raise ApiError(403, "Only this server's own page may do that: Origin is not its address")
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         raise ApiError(403, "Only this server's own page may do that")
-    # A name that somebody else's DNS says is this machine would be an origin of its own.
+    # A name that a stranger's DNS says is this machine would be an origin of its own.
     if config.on_loopback and not _names_loopback(host):
         raise ApiError(403, "Only under a loopback address: Host is another")
 

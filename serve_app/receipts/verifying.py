@@ -94,7 +94,7 @@ async def _check_grammars(call: HttpCall, replays: list[Replay]) -> None:
 
 
 class Verification:
-    """Replies on their way through the engine once more. ``keys`` signed them, None where nobody
+    """Replies on their way through the engine once more. ``keys`` signed them, where any
     did."""
 
     def __init__(

@@ -94,7 +94,7 @@ class NeverFormed:
 
     def form(self) -> Exchange:
         self.asked += 1
-        raise RankLostError("nobody came")
+        raise RankLostError("no peer came")
 
     def tell(self, message: RankMessage) -> None: ...
 

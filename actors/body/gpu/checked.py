@@ -7,7 +7,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from textwrap import shorten
 
-from lexshard.actors.body.batch import Body
 from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.capture import CudaCapture
@@ -64,7 +63,7 @@ def compile_checked(
 
 def graphed_body(
     body: GeneralBody, expected: Expected, tolerance: float, batch_invariant: bool
-) -> Body:
+) -> GraphedBody:
     """Steps as CUDA graphs, checked like those that are not.
 
     Only a body whose steps have one shape can promise that rows do not depend on those beside them:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lexshard.actors.body.errors import UnsupportedModelError
-from lexshard.actors.body.families import FAMILIES
+from lexshard.actors.body.families import FAMILIES, SEEING
 from lexshard.actors.configuration import EngineConfiguration
 
-SEEING = "gemma3"  # whose text is a family by itself
 RANKS = (1, 2, 4, 8)  # what divides the leaves of `kernels.parallel`
 # A leaf holds whole pairs of columns, as products in bfloat16 take them.
 _COLUMNS = 2 * RANKS[-1]
@@ -38,10 +37,11 @@ def check_folder_shared(folder: Path, ranks: int) -> None:
     except (OSError, ValueError):
         return
     text = description.get("text_config")
-    if description.get("model_type") != SEEING or not isinstance(text, dict):
+    family = SEEING.get(description.get("model_type", ""))
+    if family is None or not isinstance(text, dict):
         check_shared(description, ranks)
     elif {"hidden_size", "num_attention_heads"} <= text.keys():
-        check_shared({**text, "model_type": f"{SEEING}_text"}, ranks)
+        check_shared({**text, "model_type": family}, ranks)
 
 
 def check_shared(description: Mapping[str, Any], ranks: int) -> None:

@@ -17,8 +17,12 @@ import torch
 
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.general import GeneralBody
-from lexshard.actors.body.gpu.capture import CudaCapture
-from lexshard.actors.body.gpu.checked import attend_checked, compile_checked, merge_checked
+from lexshard.actors.body.gpu.checked import (
+    attend_checked,
+    compile_checked,
+    graphed_body,
+    merge_checked,
+)
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.model_code import without_a_word
 from lexshard.actors.body.parallel.share import RankShare, columns_of
@@ -76,8 +80,9 @@ class GeneralRank:
             body.round_products()
         self._body: GeneralBody | GraphedBody = body
         if device.type == "cuda" and fast is not None:
-            quicken(body, TOLERANCES[dtype], fast)
-            self._body = GraphedBody(body, CudaCapture)
+            tolerance = TOLERANCES[dtype]
+            expected = quicken(body, tolerance, fast)
+            self._body = graphed_body(body, expected, tolerance, batch_invariant=False)
 
     @property
     def description(self) -> str:
@@ -136,15 +141,16 @@ class GeneralRank:
 
 def quicken(
     body: GeneralBody, tolerance: float, fast: FastLayers, backend: str = "inductor"
-) -> None:
-    """What computes the layers of ``body`` faster, if that is what they compute without: on this
-    rank's parts alone, as if there were no others. Leaves a test cache."""
+) -> Expected:
+    """What computes the layers of ``body`` faster, if that is what they compute without, which
+    comes back: of this rank's parts alone, as if there were no others. Leaves a test cache."""
     expected = Expected(SOME_TOKENS, tuple(run_alone(body, SOME_TOKENS)), ())
     merge_checked(body, expected, tolerance)
     if fast.flash:
         attend_checked(body, expected, tolerance)
     if fast.compiled:
         compile_checked(body, expected, tolerance, backend)
+    return expected
 
 
 def part_of(name: str, share: RankShare) -> tuple[range | None, range | None]:

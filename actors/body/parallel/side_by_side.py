@@ -16,8 +16,6 @@ from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.parallel.general_rank import GeneralRank
 from lexshard.actors.body.parallel.sums import RankLostError
 
-SECONDS = 60.0  # that a thread waits for one that has failed
-
 
 class SideBySide:
     """``ranks`` of one model as a body that can be checked (`actors.body.self_test`)."""
@@ -26,7 +24,7 @@ class SideBySide:
 
     def __init__(self, ranks: Sequence[GeneralRank]) -> None:
         self._ranks = ranks
-        barrier = Barrier(len(ranks), timeout=SECONDS)
+        self._barrier = barrier = Barrier(len(ranks))
         parts = [torch.empty(0)] * len(ranks)
         self._sums = [ThreadSums(place, parts, barrier) for place in range(len(ranks))]
 
@@ -37,12 +35,19 @@ class SideBySide:
     def forward(self, batch: Batch) -> torch.Tensor:
         with ThreadPoolExecutor(len(self._ranks)) as threads:
             started = [
-                threads.submit(rank.forward, batch, sums)
+                threads.submit(self._compute, rank, batch, sums)
                 for rank, sums in zip(self._ranks, self._sums, strict=True)
             ]
             found = [each.result() for each in started]
         assert found[0] is not None, "a thread does its part, or raises"
         return found[0]
+
+    def _compute(self, rank: GeneralRank, batch: Batch, sums: ThreadSums) -> torch.Tensor | None:
+        try:
+            return rank.forward(batch, sums)
+        except BaseException:
+            self._barrier.abort()  # the others would wait for this one
+            raise
 
 
 class ThreadSums:

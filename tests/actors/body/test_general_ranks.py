@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lexshard.actors.body import paged_attention
+from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.checkpoint import read_model_config
 from lexshard.actors.body.errors import SelfTestError
 from lexshard.actors.body.families import FAMILIES
@@ -32,7 +34,7 @@ from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.body.parallel.share import RankShare
 from lexshard.actors.body.parallel.side_by_side import SideBySide
 from lexshard.actors.body.parallel.slices import StoredSlices
-from lexshard.actors.body.parallel.sums import GroupSums, add_up
+from lexshard.actors.body.parallel.sums import GroupSums, RankLostError, RankSums, add_up
 from lexshard.actors.body.self_test import run_alone, run_mixed
 from tests.support import recorded_steps
 from tests.support.parallel_cases import ALONE, MIXED, hidden_of, save_shared
@@ -113,6 +115,17 @@ def test_a_part_that_is_read_wrongly_is_refused_at_load(
     monkeypatch.setattr(general_rank, "part_of", shifted)
     with pytest.raises(SelfTestError, match="differ from the plain forward pass"):
         load_parallel(folder, ParallelOptions(2, "float32", "general"), ThreadRanks)
+
+
+@pytest.mark.timeout(30)
+def test_a_part_that_fails_keeps_no_other_waiting() -> None:
+    def adds(batch: Batch, sums: RankSums) -> None:
+        with suppress(RankLostError):
+            sums.add(torch.ones(1))
+
+    fails = Mock(side_effect=ValueError("of another shape"))
+    with pytest.raises(ValueError, match="of another shape"):
+        SideBySide([Mock(forward=adds), Mock(forward=fails)]).forward(Mock())
 
 
 def test_one_rank_is_the_general_body(tmp_path: Path) -> None:
