@@ -24,6 +24,7 @@ from lexshard.actors.body.gpu.checked import (
     merge_checked,
 )
 from lexshard.actors.body.gpu.launchers import check_launchers
+from lexshard.actors.body.gpu.rounding import precisely
 from lexshard.actors.body.head_weights import HeadWeights, check_head, read_head
 from lexshard.actors.body.model_code import model_code, without_a_word
 from lexshard.actors.body.proven import (
@@ -126,6 +127,9 @@ def load(
         check_head(head, hidden, logits, exact)
     arithmetic: Arithmetic = "bfloat16" if weights_dtype == torch.bfloat16 else "float32"
     tolerance = TOLERANCES[weights_dtype]
+    if place.type == "cuda" and weights_dtype != torch.float32:
+        expected, tolerance = precisely(model, expected, tolerance)
+        exact = tolerance
     chosen: Body
     if fused:
         weights = tied(model.state_dict().get, head, head_name_of(model))

@@ -44,14 +44,23 @@ def plain_forward(model: Any) -> Expected:
         tuple((17 * sequence + 7 * i + 3) % vocabulary for i in range(min(length, longest)))
         for sequence, length in enumerate(LENGTHS)
     ]
-    hidden, logits = [], []
+    hidden = plain_hidden(model, ids)
+    logits = []
     with torch.inference_mode():
         for tokens in ids:
             row = torch.tensor([tokens], device=model.device)
-            states = model.base_model(input_ids=row, use_cache=False).last_hidden_state[0]
-            hidden.append(states.float())
             logits.append(model(input_ids=row, use_cache=False).logits[0].float())
-    return Expected(tuple(ids), tuple(hidden), tuple(logits))
+    return Expected(tuple(ids), hidden, tuple(logits))
+
+
+def plain_hidden(model: Any, token_ids: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+    """Hidden states ``[length, d]`` of every sequence, in float32."""
+    hidden = []
+    with torch.inference_mode():
+        for tokens in token_ids:
+            row = torch.tensor([tokens], device=model.device)
+            hidden.append(model.base_model(input_ids=row, use_cache=False).last_hidden_state[0])
+    return tuple(each.float() for each in hidden)
 
 
 def pack_batch(

@@ -7,7 +7,7 @@ nothing else has ended it.
 
 from __future__ import annotations
 
-import json
+import ast
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Protocol
@@ -100,8 +100,8 @@ class CupyGroup:
         from cupy.cuda import nccl  # finds the library that torch has loaded
 
         if rank == ROOT:
-            store.set(name, json.dumps(nccl.get_unique_id()))
-        identity = tuple(json.loads(store.get(name)))
+            store.set(name, repr(nccl.get_unique_id()))  # bytes, before cupy 14 integers
+        identity = ast.literal_eval(store.get(name).decode())
         self._communicator = nccl.NcclCommunicator(size, identity, rank)
         self._sum = nccl.NCCL_SUM
         self._types = {

@@ -1,4 +1,4 @@
-"""Tests, engine, heads; results are written as they come."""
+"""Tests, engines, heads; results are written as they come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lexshard.loadtest.bench.machine import describe_machine, installed_versions
-from lexshard.loadtest.bench.record import Report
+from lexshard.loadtest.bench.record import Report, percentile
 from lexshard.loadtest.gpu.checks import TestOutcome, run_tests
 from lexshard.loadtest.gpu.timing import Budget
 
@@ -19,6 +19,7 @@ WHOLE_SECONDS = 520.0
 TEST_SECONDS = 240.0  # cold: most of it is compiling
 ENGINE_SECONDS = 100.0  # one of four engines compiles its layers
 COPY_SECONDS = 5.0
+LARGE_SECONDS = 150.0
 NO_DEVICE = 2
 
 
@@ -33,6 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--skip-tests", action="store_true", help="benchmarks only")
     add("--skip-engine", action="store_true", help="no engine")
+    add("--skip-large", action="store_true", help="no engine of an 8B model's shape")
     add("--skip-heads", action="store_true", help="no heads")
     return parser.parse_args(arguments)
 
@@ -65,6 +67,12 @@ def main(arguments: Sequence[str]) -> int:
 
         run.left_out += measure_engine(report, budget.part(ENGINE_SECONDS))
         run.save()
+    copies = _measure_copies(run, budget)
+    if not options.skip_large:
+        from lexshard.loadtest.gpu.large import measure_large
+
+        run.left_out += measure_large(report, budget.part(LARGE_SECONDS), copies)
+        run.save()
     if not options.skip_heads:
         _measure_heads(run, budget, options.seed)
     run.save()
@@ -93,13 +101,21 @@ class GpuRun:
             (self._folder / "tests.log").write_text(self.tests.log, encoding="utf-8")
 
 
-def _measure_heads(run: GpuRun, budget: Budget, seed: int) -> None:
-    from lexshard.loadtest.gpu.head import BANDWIDTH, HEADS, Bench, Settings
+def _measure_copies(run: GpuRun, budget: Budget) -> float:
+    """GB/s, read plus written."""
+    from lexshard.loadtest.gpu.head import BANDWIDTH
     from lexshard.loadtest.gpu.timing import CudaTimer, copy_bandwidth
 
-    timer = CudaTimer()
-    copies = copy_bandwidth(timer, budget.part(COPY_SECONDS))
+    copies = copy_bandwidth(CudaTimer(), budget.part(COPY_SECONDS))
     run.report.add({"what": "memory"}, BANDWIDTH, {"copy": copies})
+    return percentile(copies, 50)
+
+
+def _measure_heads(run: GpuRun, budget: Budget, seed: int) -> None:
+    from lexshard.loadtest.gpu.head import HEADS, Bench, Settings
+    from lexshard.loadtest.gpu.timing import CudaTimer
+
+    timer = CudaTimer()
     for index, dimensions in enumerate(HEADS):
         share = budget.part(budget.left / (len(HEADS) - index))
         bench = Bench(dimensions, timer, run.report, share, Settings(seed=seed), run.save)
@@ -124,7 +140,7 @@ def _machine() -> dict[str, Any]:
 def summary_page(
     report: Report, tests: TestOutcome | None, *, left_out: Sequence[str], wrong: int
 ) -> str:
-    """Markdown: the machine, the tests, the engine, the heads. Nothing stands in it that was not
+    """Markdown: the machine, the tests, the engines, the heads. Nothing stands in it that was not
     run; ``left_out`` is what did not fit the time."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     gpu = report.machine.get("gpu", "a machine without a GPU")

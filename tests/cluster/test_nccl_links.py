@@ -75,14 +75,14 @@ class FakeNccl(ModuleType):
 
     NCCL_FLOAT16, NCCL_FLOAT32, NCCL_SUM = 6, 7, 0
 
-    def __init__(self) -> None:
+    def __init__(self, identity: bytes | tuple[int, ...] = bytes(range(128))) -> None:
         super().__init__("cupy.cuda.nccl")
-        self.identity = tuple(range(-64, 64))
-        self.made: list[tuple[int, tuple[int, ...], int]] = []
+        self.identity = identity
+        self.made: list[tuple[int, bytes | tuple[int, ...], int]] = []
         self.asked: list[tuple[int, ...]] = []
         self.aborted = threading.Event()
 
-    def get_unique_id(self) -> tuple[int, ...]:
+    def get_unique_id(self) -> bytes | tuple[int, ...]:
         return self.identity
 
     def NcclCommunicator(self, *made: Any) -> Any:  # noqa: N802
@@ -104,10 +104,12 @@ def install(nccl: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
 
 
+@pytest.mark.parametrize("identity", [bytes(range(128)), tuple(range(-64, 64))])
 def test_all_ranks_make_a_communicator_of_the_roots_identity_and_broadcast_in_its_stream(
-    monkeypatch: pytest.MonkeyPatch,
+    identity: bytes | tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nccl = FakeNccl()
+    """Bytes, as cupy 14 wants them, or integers, as those before did."""
+    nccl = FakeNccl(identity)
     install(nccl, monkeypatch)
     store = open_store("127.0.0.1", 0, 60.0, root=True)
     others = {rank: open_store("127.0.0.1", store.port, 60.0, root=False) for rank in (1, 2)}

@@ -156,7 +156,8 @@ class ParallelBody:
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the GPU that has least left: those that are free, and all."""
-        return min(self._own.memory(), *((each.free, each.total) for each in self._others.memory()))
+        others = [(each.free, each.total) for each in self._others.memory()]
+        return min([self._own.memory(), *others])
 
     def roles(self) -> list[RunningRole]:
         """The ranks but for the first."""

@@ -29,6 +29,7 @@ EMBEDDING_SIZE = 0.1
 # Queries and keys are larger than that, so that every position attends to a few tokens of its own
 # choice: without it greedy text soon repeats itself.
 ATTENTION_GAIN = 2.0
+LOGIT_SPREAD = 2.5  # of a head with rows of its own
 # Gemma multiplies embeddings by the root of their width and norms what a layer adds to them, so
 # that they are buried only where they are this small; the last norm then spreads the logits.
 GEMMA_EMBEDDING_SIZE, GEMMA_SPREAD = 0.04, 2.5
@@ -48,12 +49,18 @@ LARGE_VOCABULARY: dict[str, Any] = {
 
 
 def write_random_model(
-    folder: Path, *, seed: int = 0, family: Family = "llama", **dimensions: int
+    folder: Path,
+    *,
+    seed: int = 0,
+    family: Family = "llama",
+    device: str = "cpu",
+    **dimensions: int,
 ) -> None:
-    """Write a model with tied embeddings in bfloat16, and a tokenizer, to ``folder``.
+    """Write a model in bfloat16, and a tokenizer, to ``folder``; ``device`` draws the weights.
 
     ``dimensions`` are fields of the configuration that are to differ from `LARGE_VOCABULARY`, which
-    with ``family`` gemma3 are those of Gemma 3 270M, windows and norms included. The tokenizer is
+    with ``family`` gemma3 are those of Gemma 3 270M, windows and norms included. Embeddings are
+    tied unless ``tie_word_embeddings`` is false. The tokenizer is
     the demo's, with unused tokens up to the vocabulary's size: text becomes the same ids, and no
     row of the head counts as padding.
     """
@@ -62,8 +69,9 @@ def write_random_model(
     config = _configuration(family, {**LARGE_VOCABULARY, **dimensions})
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, config.vocab_size)
-    model = AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator(device).manual_seed(seed)
     gemma = family == "gemma3"
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -73,6 +81,8 @@ def write_random_model(
             elif "embed_tokens" in name:
                 size = GEMMA_EMBEDDING_SIZE if gemma else EMBEDDING_SIZE
                 weight.normal_(0.0, size, generator=generator)
+            elif name == "lm_head.weight":
+                weight.normal_(0.0, LOGIT_SPREAD * weight.shape[1] ** -0.5, generator=generator)
             else:
                 gain = ATTENTION_GAIN if "q_proj" in name or "k_proj" in name else 1.0
                 weight.normal_(0.0, gain * weight.shape[1] ** -0.5, generator=generator)
@@ -83,12 +93,12 @@ def _configuration(family: Family, dimensions: dict[str, int]) -> PretrainedConf
     from transformers import Gemma3TextConfig, LlamaConfig
 
     common: dict[str, Any] = {
-        **dimensions,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
         "eos_token_id": 0,
         "bos_token_id": None,
         "pad_token_id": 0,
+        **dimensions,
     }
     if family == "llama":
         return LlamaConfig(**common)

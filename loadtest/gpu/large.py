@@ -1,0 +1,210 @@
+"""The engine at the size it is for: Llama 3.1 8B's shape in bfloat16, with random weights.
+
+No step is sooner than reading every weight once, so its time stands beside that: the bytes of the
+weights, at the rate at which this device copies. What weights mean changes no step's time but by
+the rows that the certified head rescores, which are printed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lexshard.actors.configuration import Device, EngineConfiguration, HeadChoice
+from lexshard.actors.engine.engine import Engine
+from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
+from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+from lexshard.loadtest.gpu.timing import Budget
+
+SHAPE = "Llama 3.1 8B, random"
+SIZES: dict[str, int] = {
+    "hidden_size": 4_096,
+    "num_hidden_layers": 32,
+    "vocab_size": 128_256,
+    "intermediate_size": 14_336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8_192,
+    "tie_word_embeddings": False,
+}
+IN_MEMORY = Path("/dev/shm")  # 16 GB: reading them from a disk is not what is measured
+LONGEST = 4_096
+STEPS = 32
+RUNS = 3
+LOWEST_ID = 5  # beyond what ends a sequence
+START = Measure("start", "s", higher_is_better=False)
+STEP = Measure("step", "ms", higher_is_better=False)
+PROMPTS = Measure("prompts", "tokens/s", higher_is_better=True)
+RESCORED = Measure("rescored", "tokens per row", higher_is_better=False)
+FALLBACKS = Measure("fallbacks", "share of rows", higher_is_better=False)
+OTHERWISE = Measure("tokens that the host decides otherwise", "of tokens", higher_is_better=False)
+FLOOR = "weights read once"
+
+
+class Decoding(NamedTuple):
+    """So many sequences that go on from so long a text each."""
+
+    sequences: int
+    context: int
+    wish: str
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        greedy, nucleus = self.wish == "greedy", self.wish == "top-p 0.95"
+        return SamplingParameters(
+            temperature=0.0 if greedy else 0.8,
+            top_p=0.95 if nucleus else 1.0,
+            max_tokens=LONGEST // 4,  # more than are waited for
+            ignore_eos=True,
+        )
+
+
+DECODING = (
+    Decoding(1, 32, "sampled"),
+    Decoding(16, 32, "sampled"),
+    Decoding(64, 32, "sampled"),
+    Decoding(64, 32, "greedy"),
+    Decoding(64, 32, "top-p 0.95"),
+    Decoding(1, 3_000, "sampled"),
+    Decoding(64, 1_024, "sampled"),
+)
+HEADS: tuple[HeadChoice, ...] = ("certified", "dense")
+
+
+def measure_large(
+    report: Report,
+    budget: Budget,
+    copies: float,
+    *,
+    device: Device = "cuda",
+    sizes: dict[str, int] = SIZES,
+) -> list[str]:
+    """Measures what fits the budget, and returns what did not. ``copies``: GB/s that the device
+    copies, read plus written."""
+    left_out: list[str] = []
+    floor = 1e3 * _bytes_read(sizes) / (1e9 * copies)
+    with TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
+        write_random_model(Path(folder), device=device, **sizes)
+        _free_memory()
+        for head in HEADS:
+            if budget.spent:
+                left_out.append(f"{SHAPE}: {head}")
+                continue
+            _measure_head(folder, head, device, floor, report, budget, left_out)
+            _free_memory()
+    return left_out
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _measure_head(
+    folder: str,
+    head: HeadChoice,
+    device: Device,
+    floor: float,
+    report: Report,
+    budget: Budget,
+    left_out: list[str],
+) -> None:
+    engine = _started(folder, head, device, report)
+    for case in DECODING:
+        if budget.spent:
+            left_out.append(f"{SHAPE}: {head}, {case.sequences} x {case.context}, {case.wish}")
+            continue
+        _measure_decoding(engine, head, case, floor, report, budget)
+    _tell_of_the_head(engine, head, report)
+    engine.close()
+
+
+def _bytes_read(sizes: dict[str, int]) -> int:
+    """Bytes of all weights but the embeddings', of which a step reads a row per token."""
+    hidden, width = sizes["hidden_size"], sizes["head_dim"]
+    heads = 2 * sizes["num_attention_heads"] + 2 * sizes["num_key_value_heads"]
+    layer = hidden * (heads * width + 3 * sizes["intermediate_size"])
+    return 2 * (sizes["num_hidden_layers"] * layer + hidden * sizes["vocab_size"])
+
+
+def _started(folder: str, head: HeadChoice, device: Device, report: Report) -> Engine:
+    started = time.perf_counter()
+    engine = Engine(
+        EngineConfiguration(
+            folder,
+            device=device,
+            head=head,
+            max_model_len=LONGEST,
+            max_running=max(case.sequences for case in DECODING),
+            prefix_cache=False,
+        )
+    )
+    loaded = time.perf_counter()
+    engine.warm_up()
+    times = {"loaded": loaded - started, "warmed up": time.perf_counter() - loaded}
+    print(f"{SHAPE}, {head}: {engine.information.body}; {times}", flush=True)
+    for part, seconds in times.items():
+        report.add({"what": SHAPE, "start": part}, START, {head: [seconds]})
+    return engine
+
+
+def _measure_decoding(
+    engine: Engine, head: HeadChoice, case: Decoding, floor: float, report: Report, budget: Budget
+) -> None:
+    steps, rates = [], []
+    for run in range(1 + RUNS):
+        if run > 1 and budget.spent:
+            break
+        prompt_seconds, step_seconds = _decode(engine, case, seed=run)
+        if run:  # the first may still compile
+            rates.append(case.sequences * case.context / prompt_seconds)
+            steps.append(1e3 * step_seconds)
+    labels: CaseLabels = {
+        "what": SHAPE,
+        "sequences": case.sequences,
+        "context": case.context,
+        "wish": case.wish,
+    }
+    report.add(labels, STEP, {head: steps, FLOOR: [floor] * len(steps)}, ours=head)
+    report.add(labels, PROMPTS, {head: rates})
+
+
+def _decode(engine: Engine, case: Decoding, seed: int) -> tuple[float, float]:
+    """Seconds until every sequence has a token, and seconds of a step from then on."""
+    random = np.random.default_rng(seed)
+    prompts = random.integers(LOWEST_ID, 4096, (case.sequences, case.context))
+    started = time.perf_counter()
+    for number, prompt in enumerate(prompts.tolist()):
+        sampling = replace(case.sampling, seed=number)
+        engine.submit(Request(f"large-{number}", 0, tuple(prompt), sampling))
+    waiting = {f"large-{number}" for number in range(case.sequences)}
+    while waiting:
+        waiting -= {event.request_id for event in engine.step() if event.token_ids}
+    begun = time.perf_counter()
+    drawn = sum(len(event.token_ids) for _ in range(STEPS) for event in engine.step())
+    ended = time.perf_counter()
+    for number in range(case.sequences):
+        engine.cancel(f"large-{number}")
+    if drawn != STEPS * case.sequences:
+        raise RuntimeError(f"{STEPS} steps of {case.sequences} sequences drew {drawn} tokens")
+    return begun - started, (ended - begun) / STEPS
+
+
+def _tell_of_the_head(engine: Engine, head: HeadChoice, report: Report) -> None:
+    counters, draws = engine.steps.counters, engine.steps.device_draws
+    rows = max(counters.head_rows, 1)
+    labels: CaseLabels = {"what": SHAPE, "rows": rows}
+    report.add(labels, RESCORED, {head: [counters.head_rescored_rows / rows]})
+    report.add(labels, FALLBACKS, {head: [counters.head_fallbacks / rows]})
+    if engine.steps.draws_ahead:
+        labels = {"what": SHAPE, "decided": draws.decided}
+        report.add(labels, OTHERWISE, {head: [draws.wrong / max(draws.decided, 1)]})
