@@ -7,15 +7,20 @@ found to be best for its number of rows: changing costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.team import Team
-from lexshard.kernels.team.cores import can_pin, cores_in_order, pin
+from lexshard.kernels.team.cores import available_cores, can_pin, cores_in_order, pin
 
+Result = TypeVar("Result")
+MOST_AT_ONCE = 16  # each has its own scratch memory
 # From so many rows on, so many threads; in ascending order of rows.
 ThreadChoices = Sequence[tuple[int, int]]
 
@@ -64,6 +69,18 @@ def set_threads_by_rows(choices: ThreadChoices) -> None:
         _team.forgive()
     _choices = tuple(choices)
     begin_step(1)
+
+
+@contextmanager
+def every_core() -> Iterator[None]:
+    """As many threads as there are cores for this process, for work that is done once; those of
+    before afterwards."""
+    before = _choices
+    set_threads(min(available_cores(), MOST_AT_ONCE))
+    try:
+        yield
+    finally:
+        set_threads_by_rows(before)
 
 
 def begin_step(rows: int) -> int:
@@ -121,6 +138,17 @@ def run(pieces: Sequence[Callable[[], None]]) -> None:
     _run_all(pieces[::lanes])
     for other in others:
         other.result()
+
+
+def results(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
+    """What every piece gives, in order, run as by `run`."""
+    found: dict[int, Result] = {}
+
+    def keep(place: int, piece: Callable[[], Result]) -> None:
+        found[place] = piece()
+
+    run([partial(keep, *each) for each in enumerate(pieces)])
+    return [found[place] for place in range(len(pieces))]
 
 
 def _run_all(pieces: Sequence[Callable[[], None]]) -> None:

@@ -38,6 +38,7 @@ from lexshard.actors.index.tightness import (
     screened_bytes,
     thresholds,
 )
+from lexshard.kernels import pool
 from lexshard.kernels.bounds import Clusters, summarise
 from lexshard.kernels.clustering import Kind as ClusterKind
 from lexshard.kernels.clustering import cluster
@@ -101,7 +102,7 @@ def build_index(
     settings = settings or IndexSettings()
     head = own_rows(model)
     out = Path(out)
-    with alone(out.parent):
+    with alone(out.parent), pool.every_core():
         builder = _Builder(Path(folder), model, head, out, settings, progress)
         return builder.build()
 

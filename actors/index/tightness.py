@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.body.head_weights import HeadWeights
 from lexshard.actors.index.metadata import NEEDS, Tightness
+from lexshard.kernels import pool
 from lexshard.kernels.bounds import Clusters, cluster_bounds
 from lexshard.kernels.noise import gumbel_row
 from lexshard.kernels.quantize import Int4Tier, Tier
 from lexshard.kernels.rows import canonical_logits, postprocess
-from lexshard.kernels.screen import refine, screen
+from lexshard.kernels.screen import Screened, refine, screen
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
@@ -39,59 +41,73 @@ def thresholds(head: HeadWeights, hidden: Float32s) -> Float32s:
 
     Without noise for the first two needs; the noise of row ``n`` is that of position ``n``.
     """
-    found = np.empty((len(hidden), len(NEEDS)), np.float32)
-    for first, states in _blocks(hidden):
+
+    def reached(first: int, states: Float32s) -> list[tuple[float, float, float]]:
+        found = []
         for row, raw in enumerate(canonical_logits(states, head.weight), first):
             logits = _finished(raw, head)
             k = min(TOP_K, len(logits))
             noisy = logits + _noise(row, len(logits))
-            found[row] = logits.max(), np.partition(logits, -k)[-k], noisy.max()
-    return found
+            found.append((logits.max(), np.partition(logits, -k)[-k], noisy.max()))
+        return found
+
+    found = pool.results([partial(reached, *block) for block in _blocks(hidden)])
+    return np.array([row for block in found for row in block], np.float32)
 
 
 def measure_tiers(
     tiers: Sequence[Tier], head: HeadWeights, hidden: Float32s, tau: Float32s
 ) -> list[Tightness]:
     """How tightly each of ``tiers`` screens ``hidden`` [N, d] against ``tau`` [N, 3]."""
-    count, vocabulary = len(hidden), len(head.weight)
+    vocabulary = len(head.weight)
     sample = np.linspace(0, vocabulary - 1, min(vocabulary, ERROR_SAMPLE)).astype(np.int64)
-    kept = np.zeros((len(tiers), count, len(NEEDS)))
-    refined = np.zeros_like(kept)
-    bound, square = np.zeros((len(tiers), count)), np.zeros((len(tiers), count))
+    measured: list[list[_Row]] = [[] for _ in tiers]
     for first, states in _blocks(hidden):
-        noises = [_noise(first + n, vocabulary) for n in range(len(states))]
         exact = canonical_logits(states, head.weight[sample])
-        for which, tier in enumerate(tiers):
+        for rows, tier in zip(measured, tiers, strict=True):
             # 16 bits on every CPU: the report must not depend on where it was made.
             screened = screen(states, tier, hidden_bits=16)
-            for n, row in enumerate(range(first, first + len(states))):
-                # Row by row: a row of the vocabulary stays in the cache.
-                slack = _slack(screened.row_slack, screened.hidden_slack[n])
-                estimate = screened.estimate[n]
-                bound[which, row] = slack[sample].mean(dtype=np.float64)
-                error = (estimate[sample] - exact[n]).astype(np.float64)
-                square[which, row] = np.square(error).mean()
-                masks = _reaching(_finished(estimate + slack, head), noises[n], tau[row])
-                kept[which, row] = [np.count_nonzero(mask) for mask in masks]
-                if isinstance(tier, Int4Tier):
-                    ids = np.flatnonzero(masks[0] | masks[1] | masks[2]).astype(np.int32)
-                    fine = _refined(states[n : n + 1], tier, head, ids)
-                    left = _reaching(fine, noises[n][ids], tau[row])
-                    refined[which, row] = [
-                        np.count_nonzero(mask[ids] & still)
-                        for mask, still in zip(masks, left, strict=True)
-                    ]
-    return [
-        _tightness(
-            tier,
-            head,
-            kept[which].mean(axis=0),
-            refined[which].mean(axis=0),
-            float(bound[which].mean()),
-            float(np.sqrt(square[which].mean())),
-        )
-        for which, tier in enumerate(tiers)
-    ]
+            one = partial(_measure_row, tier, head, states, screened, exact, sample)
+            pieces = [partial(one, n, first + n, tau[first + n]) for n in range(len(states))]
+            rows += pool.results(pieces)
+    return [_tightness(tier, head, rows) for tier, rows in zip(tiers, measured, strict=True)]
+
+
+class _Row(NamedTuple):
+    """How tightly one hidden state is screened."""
+
+    kept: list[int]  # by need
+    refined: list[int]
+    bound: float  # means over a sample of rows
+    square: float
+
+
+def _measure_row(
+    tier: Tier,
+    head: HeadWeights,
+    states: Float32s,
+    screened: Screened,
+    exact: Float32s,
+    sample: npt.NDArray[np.int64],
+    n: int,
+    row: int,
+    tau: Float32s,
+) -> _Row:
+    noise = _noise(row, len(head.weight))
+    slack = _slack(screened.row_slack, screened.hidden_slack[n])
+    estimate = screened.estimate[n]
+    error = (estimate[sample] - exact[n]).astype(np.float64)
+    masks = _reaching(_finished(estimate + slack, head), noise, tau)
+    refined = [0] * len(NEEDS)
+    if isinstance(tier, Int4Tier):
+        ids = np.flatnonzero(masks[0] | masks[1] | masks[2]).astype(np.int32)
+        left = _reaching(_refined(states[n : n + 1], tier, head, ids), noise[ids], tau)
+        refined = [
+            np.count_nonzero(mask[ids] & still) for mask, still in zip(masks, left, strict=True)
+        ]
+    kept = [np.count_nonzero(mask) for mask in masks]
+    bound = float(slack[sample].mean(dtype=np.float64))
+    return _Row(kept, refined, bound, float(np.square(error).mean()))
 
 
 def opened_share(
@@ -133,9 +149,10 @@ def _refined_row_bytes(tier: Int4Tier) -> int:
     return sum(array.nbytes for array in planes) // len(tier.scale) + 8
 
 
-def _tightness(
-    tier: Tier, head: HeadWeights, kept: Float64s, refined: Float64s, bound: float, error: float
-) -> Tightness:
+def _tightness(tier: Tier, head: HeadWeights, rows: Sequence[_Row]) -> Tightness:
+    kept, refined, bound, square = (
+        np.array(each, np.float64).mean(axis=0) for each in zip(*rows, strict=True)
+    )
     row_bytes = head.weight.shape[1] * head.weight.element_size()
     read = screened_bytes(tier) + kept * row_bytes
     if isinstance(tier, Int4Tier):
@@ -144,8 +161,8 @@ def _tightness(
         kept=_by_need(kept),
         refined=_by_need(refined) if isinstance(tier, Int4Tier) else None,
         bytes_read=_by_need(read),
-        bound=bound,
-        error=error,
+        bound=float(bound),
+        error=float(np.sqrt(square)),
     )
 
 

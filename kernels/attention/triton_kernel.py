@@ -12,7 +12,7 @@ no table, and nothing here waits for the GPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -276,13 +276,26 @@ def _join(  # type: ignore[no-untyped-def]
     tl.store(out + place * WIDTH + column, (sums / total).to(out.dtype.element_ty), mask=inside)
 
 
-def _tile(width_padded: int, number_bytes: int) -> tuple[int, int, int]:
-    """Query rows times heads of a tile, its keys, and the parts that queries are read in: what
-    registers hold."""
+class Tile(NamedTuple):
+    """What registers hold of a program's work, and how many loads are under way."""
+
+    members: int  # query rows times heads
+    keys: int
+    parts: int = 1  # that queries are read in
+    warps: int = 4
+    stages: int = 3
+
+
+def _tile(rows: int, width_padded: int, number_bytes: int) -> Tile:
+    """For steps of so many rows. Few are single rows of many sequences, as a rule: a large tile
+    would compute what nobody asked for, and keep others from the multiprocessor."""
     wide = width_padded >= 256
     if number_bytes == 2:
-        return (16, 32, 1) if wide else (64, 32, 1)
-    return (16, 16, width_padded // 64) if wide else (16, 32, 1)
+        if rows <= MANY_ROWS:
+            return Tile(16, 32)
+        return Tile(16, 32) if wide else Tile(64, 32)
+    # Twice the registers for what is read in parts.
+    return Tile(16, 16, width_padded // 64, warps=8) if wide else Tile(16, 32)
 
 
 def _split_keys(rows: int, context: int) -> int:
@@ -315,8 +328,8 @@ def paged_attention(
     group = heads // kv_heads
     group_padded = triton.next_power_of_2(group)
     width_padded = max(16, triton.next_power_of_2(width))
-    members, tile_keys, parts = _tile(width_padded, query.element_size())
-    tile_rows = max(1, min(members // group_padded, triton.next_power_of_2(rows)))
+    tile = _tile(rows, width_padded, query.element_size())
+    tile_rows = max(1, min(tile.members // group_padded, triton.next_power_of_2(rows)))
     tile_rows = max(tile_rows, 16 // group_padded)  # tl.dot wants 16 rows
     splits = max(1, triton.cdiv(block_tables.shape[1] * BLOCK_SIZE, split_keys))
     if query.stride(2) != 1:
@@ -351,8 +364,8 @@ def paged_attention(
         GROUP=group,
         GROUP_PADDED=group_padded,
         TILE_ROWS=tile_rows,
-        TILE_KEYS=tile_keys,
-        PARTS=parts,
+        TILE_KEYS=tile.keys,
+        PARTS=tile.parts,
         SPLIT=split_keys,
         SEVERAL=splits > 1,
         SOFTCAP=softcap > 0,
@@ -362,7 +375,8 @@ def paged_attention(
         # Three products of halves: nearly float32, on the tensor cores. Without them a product
         # keeps whole rows in registers, thousands of bytes more than there are.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
-        num_warps=8 if parts > 1 else 4,  # twice the registers for what is read in parts
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     if splits > 1:
         _join[(rows, heads)](

@@ -11,7 +11,13 @@ import torch
 
 from lexshard.kernels.quantize.layout import BLOCK, GROUP, LINE, aligned, pack_nibbles, padded
 from lexshard.kernels.quantize.one_bit import quantize_one_bit
-from lexshard.kernels.quantize.rounding import SMALLEST_SIZE, norms, round_up, row_blocks
+from lexshard.kernels.quantize.rounding import (
+    SMALLEST_SIZE,
+    in_row_blocks,
+    norms,
+    round_up,
+    row_blocks,
+)
 from lexshard.kernels.quantize.tiers import (
     COIN_UNIT,
     CommonDirection,
@@ -87,7 +93,8 @@ def _common_direction(weight: torch.Tensor, direction: npt.NDArray[np.float32]) 
             f"a common direction has {weight.shape[1]} finite values, not all zero; got shape "
             f"{vector.shape}"
         )
-    products = [rows @ vector.astype(np.float64) for _, rows in row_blocks(weight, len(vector))]
+    wide = vector.astype(np.float64)
+    products = in_row_blocks(weight, len(vector), lambda _, rows: rows @ wide)
     with np.errstate(over="ignore"):
         return CommonDirection(vector, np.concatenate(products).astype(np.float32))
 
@@ -113,9 +120,8 @@ def _quantize_int8(weight: torch.Tensor, common: CommonDirection | None) -> Int8
     values = aligned((vocabulary, padded(columns, LINE)), np.int8)
     scale = np.empty(vocabulary, np.float32)
     slack = np.empty((2, vocabulary), np.float32)
-    largest = 1.0
-    for first, rows in row_blocks(weight, values.shape[1]):
-        place = slice(first, first + len(rows))
+
+    def work(place: slice, rows: npt.NDArray[np.float64]) -> float:
         # Rounded up, so that no weight exceeds 127 steps.
         scale[place] = round_up(np.abs(rows).max(axis=1) / LARGEST_INT8)
         steps = scale[place, None].astype(np.float64)
@@ -124,7 +130,9 @@ def _quantize_int8(weight: torch.Tensor, common: CommonDirection | None) -> Int8
         values[place] = integers
         slack[0, place] = round_up(norms(rows - approximation))
         slack[1, place] = round_up(_size(rows, approximation))
-        largest = max(largest, norms(integers).max())
+        return float(norms(integers).max())
+
+    largest = max(1.0, *in_row_blocks(weight, values.shape[1], work))
     return Int8Tier(
         values, scale, slack, float(slack[1].max()), LARGEST_SUM / largest, columns, common
     )
@@ -152,9 +160,8 @@ def _quantize_int4(weight: torch.Tensor, common: CommonDirection | None) -> Int4
     scale = np.empty(vocabulary, np.float32)
     slack = np.empty((2, vocabulary), np.float32)
     fine_slack = np.empty((2, vocabulary), np.float32)
-    largest = 1.0
-    for first, rows in row_blocks(weight, width):
-        place = slice(first, first + len(rows))
+
+    def work(place: slice, rows: npt.NDArray[np.float64]) -> float:
         scale[place], group = _group_steps(rows, LARGEST_BOTH_NIBBLES)
         multipliers[place] = group
         wide = np.repeat(group, GROUP, axis=1)
@@ -167,7 +174,9 @@ def _quantize_int4(weight: torch.Tensor, common: CommonDirection | None) -> Int4
         slack[0, place] = round_up(norms(rows - coarse))
         fine_slack[0, place] = round_up(norms(rows - fine))
         slack[1, place] = fine_slack[1, place] = round_up(_size(rows, coarse, fine))
-        largest = max(largest, norms(wide * upper).max(), norms(wide * lower).max())
+        return float(max(norms(wide * upper).max(), norms(wide * lower).max()))
+
+    largest = max(1.0, *in_row_blocks(weight, width, work))
     return Int4Tier(
         high,
         low,

@@ -1,4 +1,4 @@
-"""Which cores the threads of a team are pinned to, where that is asked for."""
+"""How many cores there are, and which the threads of a team are pinned to, where asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CORES = Path("/sys/devices/system/cpu")
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def can_pin() -> bool:

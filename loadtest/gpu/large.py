@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lexshard.actors.configuration import Device, EngineConfiguration, HeadChoice
+from lexshard.actors.configuration import AttentionChoice, Device, EngineConfiguration, HeadChoice
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
@@ -77,7 +78,23 @@ DECODING = (
     Decoding(1, 3_000, "sampled"),
     Decoding(64, 1_024, "sampled"),
 )
-HEADS: tuple[HeadChoice, ...] = ("certified", "dense")
+
+
+class Way(NamedTuple):
+    """How an engine of this shape computes what a step leaves open."""
+
+    head: HeadChoice
+    attention: AttentionChoice = "triton"
+
+    @property
+    def name(self) -> str:
+        return f"{self.head}, FlashInfer" if self.attention == "auto" else self.head
+
+
+def ways() -> list[Way]:
+    """As it serves, and what there is beside that."""
+    flash = [Way("certified", "auto")] if find_spec("flashinfer") else []
+    return [Way("certified"), *flash, Way("dense")]
 
 
 def measure_large(
@@ -95,11 +112,11 @@ def measure_large(
     with TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         write_random_model(Path(folder), device=device, **sizes)
         _free_memory()
-        for head in HEADS:
+        for way in ways():
             if budget.spent:
-                left_out.append(f"{SHAPE}: {head}")
+                left_out.append(f"{SHAPE}: {way.name}")
                 continue
-            _measure_head(folder, head, device, floor, report, budget, left_out)
+            _measure_way(folder, way, device, floor, report, budget, left_out)
             _free_memory()
     return left_out
 
@@ -109,22 +126,22 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _measure_head(
+def _measure_way(
     folder: str,
-    head: HeadChoice,
+    way: Way,
     device: Device,
     floor: float,
     report: Report,
     budget: Budget,
     left_out: list[str],
 ) -> None:
-    engine = _started(folder, head, device, report)
+    engine = _started(folder, way, device, report)
     for case in DECODING:
         if budget.spent:
-            left_out.append(f"{SHAPE}: {head}, {case.sequences} x {case.context}, {case.wish}")
+            left_out.append(f"{SHAPE}: {way.name}, {case.sequences} x {case.context}, {case.wish}")
             continue
-        _measure_decoding(engine, head, case, floor, report, budget)
-    _tell_of_the_head(engine, head, report)
+        _measure_decoding(engine, way.name, case, floor, report, budget)
+    _tell_of_the_head(engine, way.name, report)
     engine.close()
 
 
@@ -136,13 +153,14 @@ def _bytes_read(sizes: dict[str, int]) -> int:
     return 2 * (sizes["num_hidden_layers"] * layer + hidden * sizes["vocab_size"])
 
 
-def _started(folder: str, head: HeadChoice, device: Device, report: Report) -> Engine:
+def _started(folder: str, way: Way, device: Device, report: Report) -> Engine:
     started = time.perf_counter()
     engine = Engine(
         EngineConfiguration(
             folder,
             device=device,
-            head=head,
+            head=way.head,
+            attention=way.attention,
             max_model_len=LONGEST,
             max_running=max(case.sequences for case in DECODING),
             prefix_cache=False,
@@ -151,14 +169,14 @@ def _started(folder: str, head: HeadChoice, device: Device, report: Report) -> E
     loaded = time.perf_counter()
     engine.warm_up()
     times = {"loaded": loaded - started, "warmed up": time.perf_counter() - loaded}
-    print(f"{SHAPE}, {head}: {engine.information.body}; {times}", flush=True)
+    print(f"{SHAPE}, {way.name}: {times}", flush=True)
     for part, seconds in times.items():
-        report.add({"what": SHAPE, "start": part}, START, {head: [seconds]})
+        report.add({"what": SHAPE, "start": part}, START, {way.name: [seconds]})
     return engine
 
 
 def _measure_decoding(
-    engine: Engine, head: HeadChoice, case: Decoding, floor: float, report: Report, budget: Budget
+    engine: Engine, name: str, case: Decoding, floor: float, report: Report, budget: Budget
 ) -> None:
     steps, rates = [], []
     for run in range(1 + RUNS):
@@ -174,8 +192,8 @@ def _measure_decoding(
         "context": case.context,
         "wish": case.wish,
     }
-    report.add(labels, STEP, {head: steps, FLOOR: [floor] * len(steps)}, ours=head)
-    report.add(labels, PROMPTS, {head: rates})
+    report.add(labels, STEP, {name: steps, FLOOR: [floor] * len(steps)}, ours=name)
+    report.add(labels, PROMPTS, {name: rates})
 
 
 def _decode(engine: Engine, case: Decoding, seed: int) -> tuple[float, float]:
@@ -199,12 +217,12 @@ def _decode(engine: Engine, case: Decoding, seed: int) -> tuple[float, float]:
     return begun - started, (ended - begun) / STEPS
 
 
-def _tell_of_the_head(engine: Engine, head: HeadChoice, report: Report) -> None:
+def _tell_of_the_head(engine: Engine, name: str, report: Report) -> None:
     counters, draws = engine.steps.counters, engine.steps.device_draws
     rows = max(counters.head_rows, 1)
     labels: CaseLabels = {"what": SHAPE, "rows": rows}
-    report.add(labels, RESCORED, {head: [counters.head_rescored_rows / rows]})
-    report.add(labels, FALLBACKS, {head: [counters.head_fallbacks / rows]})
+    report.add(labels, RESCORED, {name: [counters.head_rescored_rows / rows]})
+    report.add(labels, FALLBACKS, {name: [counters.head_fallbacks / rows]})
     if engine.steps.draws_ahead:
         labels = {"what": SHAPE, "decided": draws.decided}
-        report.add(labels, OTHERWISE, {head: [draws.wrong / max(draws.decided, 1)]})
+        report.add(labels, OTHERWISE, {name: [draws.wrong / max(draws.decided, 1)]})

@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lexshard.actors.body.self_test import Expected, plain_hidden
 
-# The largest of many roundings is seldom twice that of others as good; what a wrong mask or position
-# does is as large as the values are.
+# The largest of many roundings is seldom twice that of others as good; what a wrong mask or a wrong
+# position does is as large as the values are.
 AS_NEAR = 2.0
 MOST = 0.5  # of the largest value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
 from lexshard.kernels.processor import has_feature
+from lexshard.kernels.team.cores import available_cores
 
 logger = logging.getLogger("lexshard.engine")
 
@@ -36,7 +36,7 @@ def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], No
     total = sum(map(len, groups.values()))
     if total:
         with _Progress(total, tell) as progress:
-            compile_ahead(groups, _cores(), progress.advance)
+            compile_ahead(groups, available_cores(), progress.advance)
     return later
 
 
@@ -101,12 +101,6 @@ def _stored_as_bfloat16(configuration: EngineConfiguration) -> bool:
     except ModelRefusedError:
         return False  # loading the model says why
     return stored == {"BF16"}
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Progress:

@@ -6,7 +6,6 @@ compute. So an engine measures it when it starts, or is told. That changes no to
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +15,7 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.threads.measurement import ThreadTiming, time_threads
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.kernels import pool
+from lexshard.kernels.team.cores import available_cores
 
 # A larger number of threads must take clearly less time than a smaller one to be chosen.
 CLEARLY = 0.97
@@ -42,7 +42,7 @@ class EngineThreads:
             self._candidates = (1,)
         else:
             self._candidates = thread_candidates(
-                cores or _cores(), samplers=configuration.samplers > 0
+                cores or available_cores(), samplers=configuration.samplers > 0
             )
         if configuration.pin_threads:
             pool.pin_threads()
@@ -94,10 +94,3 @@ def choose_threads(timings: Sequence[ThreadTiming]) -> tuple[tuple[int, int], ..
         if not choices or choices[-1][1] != best.threads:
             choices.append((rows, best.threads))
     return tuple(choices)
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
