@@ -23,12 +23,13 @@ from lexshard.kernels.attention.layout import BLOCK_SIZE
 SPLIT_KEYS = 1024
 # A row of 8 kv heads would be 8 programs for 1,024 keys, on 132 multiprocessors; but a program that
 # joins splits reads them one after the other.
-FEW_ROWS, MOST_SPLITS_OF_FEW = 8, 64
+FEW_ROWS, MOST_SPLITS_OF_FEW = 32, 64
 SPLIT_KEYS_OF_FEW = SPLIT_KEYS // 4
 # Steps of more rows than this have work enough for every multiprocessor: longer splits then keep
 # the partial sums of a step with a context of 131,072 tokens at some 130 MiB.
 MANY_ROWS = 64
 SPLIT_KEYS_OF_MANY = 8 * SPLIT_KEYS
+SINGLE_ROWS = 4  # leave most of the GPU to each program
 MASKED = tl.constexpr(-1.0e30)  # finite, so that a row masked in a whole tile makes no NaN
 
 
@@ -277,25 +278,26 @@ def _join(  # type: ignore[no-untyped-def]
 
 
 class Tile(NamedTuple):
-    """What registers hold of a program's work, and how many loads are under way."""
+    """What registers hold of a program's work."""
 
     members: int  # query rows times heads
     keys: int
     parts: int = 1  # that queries are read in
     warps: int = 4
-    stages: int = 3
 
 
 def _tile(rows: int, width_padded: int, number_bytes: int) -> Tile:
-    """For steps of so many rows. Few are single rows of many sequences, as a rule: a large tile
-    would compute what nobody asked for, and keep others from the multiprocessor."""
+    """For steps of so many rows. Up to `MANY_ROWS` are single rows of many sequences, as a rule: a
+    large tile would compute what nobody asked for, and keep others from the multiprocessor.
+
+    Measured on an H100 with 8 kv heads of 4 query heads and 128 columns (docs/gpu.md).
+    """
     wide = width_padded >= 256
-    if number_bytes == 2:
-        if rows <= MANY_ROWS:
-            return Tile(16, 32)
-        return Tile(16, 32) if wide else Tile(64, 32)
-    # Twice the registers for what is read in parts.
-    return Tile(16, 16, width_padded // 64, warps=8) if wide else Tile(16, 32)
+    if number_bytes > 2:  # twice the registers for what is read in parts
+        return Tile(16, 16, width_padded // 64, warps=8) if wide else Tile(16, 32)
+    if rows > MANY_ROWS and not wide:
+        return Tile(64, 32)
+    return Tile(16, 128) if rows <= SINGLE_ROWS and not wide else Tile(16, 32)
 
 
 def _split_keys(rows: int, context: int) -> int:
@@ -376,7 +378,6 @@ def paged_attention(
         # keeps whole rows in registers, thousands of bytes more than there are.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
-        num_stages=tile.stages,
     )
     if splits > 1:
         _join[(rows, heads)](

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lexshard.actors.configuration import AttentionChoice, Device, EngineConfiguration, HeadChoice
+from lexshard.actors.configuration import AttentionChoice, Device, EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
@@ -81,20 +81,20 @@ DECODING = (
 
 
 class Way(NamedTuple):
-    """How an engine of this shape computes what a step leaves open."""
+    """An engine as it serves, and what is beside that."""
 
-    head: HeadChoice
+    name: str
     attention: AttentionChoice = "triton"
-
-    @property
-    def name(self) -> str:
-        return f"{self.head}, FlashInfer" if self.attention == "auto" else self.head
+    ahead: bool = True
 
 
 def ways() -> list[Way]:
-    """As it serves, and what there is beside that."""
-    flash = [Way("certified", "auto")] if find_spec("flashinfer") else []
-    return [Way("certified"), *flash, Way("dense")]
+    flash = [Way("attention by FlashInfer", "auto")] if find_spec("flashinfer") else []
+    return [
+        Way("as it serves"),
+        *flash,
+        Way("each step after the decisions of the last", ahead=False),
+    ]
 
 
 def measure_large(
@@ -159,13 +159,14 @@ def _started(folder: str, way: Way, device: Device, report: Report) -> Engine:
         EngineConfiguration(
             folder,
             device=device,
-            head=way.head,
+            head="certified",
             attention=way.attention,
             max_model_len=LONGEST,
             max_running=max(case.sequences for case in DECODING),
             prefix_cache=False,
         )
     )
+    engine.steps.draws_ahead = way.ahead
     loaded = time.perf_counter()
     engine.warm_up()
     times = {"loaded": loaded - started, "warmed up": time.perf_counter() - loaded}

@@ -333,7 +333,7 @@ def test_a_few_rows_are_split_among_more_programs_unless_contexts_are_long() -> 
     pytest.importorskip("triton")
     from lexshard.kernels.attention.triton_kernel import _split_keys
 
-    assert [_split_keys(rows, 8192) for rows in (1, 8, 9, 64, 65)] == [256, 256, 1024, 1024, 8192]
+    assert [_split_keys(rows, 8192) for rows in (1, 32, 33, 64, 65)] == [256, 256, 1024, 1024, 8192]
     assert _split_keys(1, 131_072) == 1024
 
 
