@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from lexshard.loadtest.gpu.timing import Budget
@@ -24,6 +25,7 @@ MARK = "@pytest.mark.gpu"
 FIRST = ("test_engine_on_gpu.py", "test_device_search.py")
 MODULES_AT_ONCE = 6
 MODULE_SECONDS = 150.0
+PROCESSES_OF_FIRST = 4  # where pytest-xdist is installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def _run_module(path: Path, budget: Budget) -> TestOutcome:
         return TestOutcome(0, 0, 0, f"{name}: no time left", (name,))
     own = budget.part(MODULE_SECONDS)
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", name]
+    if path.name in FIRST and find_spec("xdist"):
+        command += ["--numprocesses", str(PROCESSES_OF_FIRST)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(

@@ -40,6 +40,8 @@ SIZES: dict[str, int] = {
 IN_MEMORY = Path("/dev/shm")  # 16 GB: reading them from a disk is not what is measured
 LONGEST = 4_096
 STEPS = 32
+IN_TURN = 5  # of the cases also when each step follows the decisions of the last
+ATTENTION: dict[str, AttentionChoice] = {"our attention": "triton", "FlashInfer": "auto"}
 RUNS = 3
 LOWEST_ID = 5  # beyond what ends a sequence
 START = Measure("start", "s", higher_is_better=False)
@@ -80,23 +82,6 @@ DECODING = (
 )
 
 
-class Way(NamedTuple):
-    """An engine as it serves, and what is beside that."""
-
-    name: str
-    attention: AttentionChoice = "triton"
-    ahead: bool = True
-
-
-def ways() -> list[Way]:
-    flash = [Way("attention by FlashInfer", "auto")] if find_spec("flashinfer") else []
-    return [
-        Way("as it serves"),
-        *flash,
-        Way("each step after the decisions of the last", ahead=False),
-    ]
-
-
 def measure_large(
     report: Report,
     budget: Budget,
@@ -112,11 +97,16 @@ def measure_large(
     with TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         write_random_model(Path(folder), device=device, **sizes)
         _free_memory()
-        for way in ways():
-            if budget.spent:
-                left_out.append(f"{SHAPE}: {way.name}")
+        for name, attention in ATTENTION.items():
+            if attention == "auto" and find_spec("flashinfer") is None:
                 continue
-            _measure_way(folder, way, device, floor, report, budget, left_out)
+            if budget.spent:
+                left_out.append(f"{SHAPE}: {name}")
+                continue
+            engine = _started(folder, name, attention, device, report)
+            _measure_engine(engine, name, floor, report, budget, left_out)
+            engine.close()
+            del engine
             _free_memory()
     return left_out
 
@@ -126,23 +116,24 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _measure_way(
-    folder: str,
-    way: Way,
-    device: Device,
+def _measure_engine(
+    engine: Engine,
+    name: str,
     floor: float,
     report: Report,
     budget: Budget,
     left_out: list[str],
 ) -> None:
-    engine = _started(folder, way, device, report)
     for case in DECODING:
         if budget.spent:
-            left_out.append(f"{SHAPE}: {way.name}, {case.sequences} x {case.context}, {case.wish}")
+            left_out.append(f"{SHAPE}: {name}, {case.sequences} x {case.context}, {case.wish}")
             continue
-        _measure_decoding(engine, way.name, case, floor, report, budget)
-    _tell_of_the_head(engine, way.name, report)
-    engine.close()
+        _measure_decoding(engine, name, case, floor, report, budget)
+    _tell_of_the_head(engine, name, report)
+    engine.steps.draws_ahead = False
+    for case in DECODING[:IN_TURN]:
+        if not budget.spent:
+            _measure_decoding(engine, f"{name}, in turn", case, floor, report, budget)
 
 
 def _bytes_read(sizes: dict[str, int]) -> int:
@@ -153,26 +144,27 @@ def _bytes_read(sizes: dict[str, int]) -> int:
     return 2 * (sizes["num_hidden_layers"] * layer + hidden * sizes["vocab_size"])
 
 
-def _started(folder: str, way: Way, device: Device, report: Report) -> Engine:
+def _started(
+    folder: str, name: str, attention: AttentionChoice, device: Device, report: Report
+) -> Engine:
     started = time.perf_counter()
     engine = Engine(
         EngineConfiguration(
             folder,
             device=device,
             head="certified",
-            attention=way.attention,
+            attention=attention,
             max_model_len=LONGEST,
             max_running=max(case.sequences for case in DECODING),
             prefix_cache=False,
         )
     )
-    engine.steps.draws_ahead = way.ahead
     loaded = time.perf_counter()
     engine.warm_up()
     times = {"loaded": loaded - started, "warmed up": time.perf_counter() - loaded}
-    print(f"{SHAPE}, {way.name}: {times}", flush=True)
+    print(f"{SHAPE}, {name}: {times}", flush=True)
     for part, seconds in times.items():
-        report.add({"what": SHAPE, "start": part}, START, {way.name: [seconds]})
+        report.add({"what": SHAPE, "start": part}, START, {name: [seconds]})
     return engine
 
 

@@ -15,18 +15,18 @@ from lexshard.loadtest.gpu.checks import TestOutcome, run_tests
 from lexshard.loadtest.gpu.timing import Budget
 
 PACKAGES = ("torch", "triton", "transformers", "numba", "numpy")
-WHOLE_SECONDS = 520.0
+WHOLE_SECONDS = 580.0
 TEST_SECONDS = 240.0  # cold: most of it is compiling
 ENGINE_SECONDS = 100.0  # one of four engines compiles its layers
 COPY_SECONDS = 5.0
-LARGE_SECONDS = 150.0
+LARGE_SECONDS = 200.0
 NO_DEVICE = 2
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.gpu",
-        description="Every GPU test and benchmark, in less than 9 minutes.",
+        description="Every GPU test and benchmark, in less than 10 minutes.",
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -321,6 +322,7 @@ DRAWN = (
 def check_the_device_draws_what_the_host_decides(device: str) -> None:
     """Every kind of row, duplicate weights and ties between logits among them; where there is no
     room for the candidates, and where a row is not searched, it draws none."""
+    from lexshard.actors.head.gpu import nucleus_rows
     from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     size, columns = 300, 48
@@ -338,7 +340,8 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     ]
     names = RowNames(tuple(range(len(states))))
     hidden = torch.from_numpy(random.standard_normal((len(states), columns))).float()
-    thresholds = shard.screen(hidden, LooseStates(size, states).table(names))
+    with patch.object(nucleus_rows, "LOGITS_AT_ONCE", size):  # a row of top-p alone at a time
+        thresholds = shard.screen(hidden, LooseStates(size, states).table(names))
     candidates = shard.rescore(thresholds)
     assert thresholds.drawn is not None
     assert candidates.drawn is not None

@@ -74,7 +74,7 @@ def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]
     names += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()]
-    names += [f"lexshard.loadtest.gpu.{name}" for name in ("run", "engine", "head", "timing")]
+    names += [f"lexshard.loadtest.gpu.{name}" for name in ("run", "engine", "head", "large", "timing")]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

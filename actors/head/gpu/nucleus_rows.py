@@ -10,7 +10,7 @@ import torch
 
 from lexshard.actors.head.gpu.device_step import StepResults, send
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.rows.triton_kernel import LARGEST_ROWS, canonical_logits
+from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.search.gpu.packing import pack_questions
 from lexshard.kernels.search.gpu.search import (
     PostProcessing,
@@ -21,6 +21,9 @@ from lexshard.kernels.search.gpu.search import (
 )
 from lexshard.kernels.search.gpu.triton_adjust import ENTRY
 from lexshard.kernels.truncate.device import nuclei
+
+# Each takes some fifty bytes for a moment, and each piece of a step some forty launches.
+LOGITS_AT_ONCE = 1 << 22
 
 
 class NucleusRows:
@@ -42,8 +45,9 @@ class NucleusRows:
         memory = torch.zeros(count * (4 + 2 * self._capacity), dtype=torch.int32, device=device)
         results = unpack_results(memory, count)
         results.finite.copy_(torch.isfinite(there).all(dim=1))
-        for first in range(0, count, LARGEST_ROWS):
-            own = slice(first, first + LARGEST_ROWS)
+        together = max(1, LOGITS_AT_ONCE // len(self._weight))
+        for first in range(0, count, together):
+            own = slice(first, first + together)
             products = canonical_logits(there[own], self._weight)
             reals = questions.reals[own]
             found = nuclei(self._finished(products), reals[:, 0], reals[:, 4], self._capacity)
