@@ -103,9 +103,10 @@ def _measure_row(
         ids = np.flatnonzero(masks[0] | masks[1] | masks[2]).astype(np.int32)
         left = _reaching(_refined(states[n : n + 1], tier, head, ids), noise[ids], tau)
         refined = [
-            np.count_nonzero(mask[ids] & still) for mask, still in zip(masks, left, strict=True)
+            int(np.count_nonzero(mask[ids] & still))
+            for mask, still in zip(masks, left, strict=True)
         ]
-    kept = [np.count_nonzero(mask) for mask in masks]
+    kept = [int(np.count_nonzero(mask)) for mask in masks]
     bound = float(slack[sample].mean(dtype=np.float64))
     return _Row(kept, refined, bound, float(np.square(error).mean()))
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from lexshard.loadtest.gpu.timing import Budget
 
 SHAPE = "Llama 3.1 8B, random"
-SIZES: dict[str, int] = {
+SIZES: dict[str, Any] = {
     "hidden_size": 4_096,
     "num_hidden_layers": 32,
     "vocab_size": 128_256,
@@ -88,12 +88,12 @@ def measure_large(
     copies: float,
     *,
     device: Device = "cuda",
-    sizes: dict[str, int] = SIZES,
+    sizes: dict[str, Any] = SIZES,
 ) -> list[str]:
     """Measures what fits the budget, and returns what did not. ``copies``: GB/s that the device
     copies, read plus written."""
     left_out: list[str] = []
-    floor = 1e3 * _bytes_read(sizes) / (1e9 * copies)
+    floor = 1e3 * bytes_read(sizes) / (1e9 * copies)
     with TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         write_random_model(Path(folder), device=device, **sizes)
         _free_memory()
@@ -136,12 +136,13 @@ def _measure_engine(
             _measure_decoding(engine, f"{name}, in turn", case, floor, report, budget)
 
 
-def _bytes_read(sizes: dict[str, int]) -> int:
+def bytes_read(sizes: dict[str, Any]) -> int:
     """Bytes of all weights but the embeddings', of which a step reads a row per token."""
     hidden, width = sizes["hidden_size"], sizes["head_dim"]
     heads = 2 * sizes["num_attention_heads"] + 2 * sizes["num_key_value_heads"]
     layer = hidden * (heads * width + 3 * sizes["intermediate_size"])
-    return 2 * (sizes["num_hidden_layers"] * layer + hidden * sizes["vocab_size"])
+    numbers = sizes["num_hidden_layers"] * layer + hidden * sizes["vocab_size"]
+    return int(2 * numbers)
 
 
 def _started(

@@ -16,9 +16,10 @@ import torch
 
 from lexshard.kernels.quantize import Kind, quantize
 from lexshard.loadtest.bench.record import Measure, Report
-from lexshard.loadtest.gpu import checks
+from lexshard.loadtest.gpu import checks, large
 from lexshard.loadtest.gpu.checks import gpu_test_files, joined, read_outcome
 from lexshard.loadtest.gpu.head import quantize_in_parallel
+from lexshard.loadtest.gpu.large import DECODING, SIZES, bytes_read
 from lexshard.loadtest.gpu.run import NO_DEVICE, main, summary_page
 from lexshard.loadtest.gpu.timing import Budget, Call, in_turns
 from tests.support.paths import ROOT
@@ -74,7 +75,9 @@ def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]
     names += [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in gpu_test_files()]
-    names += [f"lexshard.loadtest.gpu.{name}" for name in ("run", "engine", "head", "large", "timing")]
+    names += [
+        f"lexshard.loadtest.gpu.{name}" for name in ("run", "engine", "head", "large", "timing")
+    ]
     script = f"ABSENT = set({ABSENT!r})\nNAMES = {names!r}\n{IMPORTS}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
@@ -175,6 +178,32 @@ def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert ("int8", 2, "sample", "device") in cases
     against = {each["against"] for each in found["ratios"]}
     assert "cuBLAS + argmax" in against
+
+
+def test_a_step_of_the_large_shape_reads_all_weights_but_the_embeddings() -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(**SIZES)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    read = sum(each.numel() for each in model.parameters() if each.ndim == 2)
+    read -= model.get_input_embeddings().weight.numel()
+    assert bytes_read(SIZES) == 2 * read
+
+
+@pytest.mark.slow
+def test_the_large_engine_is_measured_in_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model on the CPU; the times mean nothing."""
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 32_768}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    monkeypatch.setattr(large, "RUNS", 1)
+    monkeypatch.setattr(large, "ATTENTION", {"ours": "triton"})
+    report = Report({}, {}, "test", 0)
+    sizes = {**SIZES, **small, "intermediate_size": 128}
+    assert large.measure_large(report, Budget(900), 100.0, device="cpu", sizes=sizes) == []
+    measured = {(each.name, *each.case.values()) for each in report.results}
+    for sequences, context, wish in DECODING:
+        assert ("ours", large.SHAPE, sequences, context, wish, "step") in measured
 
 
 def test_the_page_shows_what_was_measured_and_nothing_else() -> None:

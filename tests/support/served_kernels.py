@@ -27,6 +27,7 @@ from lexshard.kernels.rows import triton_kernel as rows_kernel
 from lexshard.kernels.screen import Screened
 from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu import search as device_search
+from lexshard.kernels.truncate.triton_kernel import row_masses
 from tests.support.compile_only import LARGEST_SHARED_MEMORY, MachineCode, compiling, machine_code
 
 META = "meta"
@@ -156,6 +157,7 @@ def launch_search(shape: HeadShape, rows: int) -> None:
 def launch_dense_rows(shape: HeadShape, rows: int) -> None:
     weight = empty(shape.vocabulary, shape.columns, dtype=torch.bfloat16)
     rows_kernel.canonical_logits(empty(rows, shape.columns), weight, None, None)
+    row_masses(empty(rows, shape.vocabulary), empty(rows, dtype=torch.float64))
 
 
 def attention_cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:

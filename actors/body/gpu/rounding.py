@@ -7,12 +7,13 @@ in float32: an implementation is right that is about as near to it as the plain 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from lexshard.actors.body.self_test import Expected, plain_hidden
@@ -20,6 +21,8 @@ from lexshard.actors.body.self_test import Expected, plain_hidden
 # The largest of many roundings is seldom twice that of others as good; what a wrong mask or a wrong
 # position does is as large as the values are.
 AS_NEAR = 2.0
+# Steps of other sizes are other orders of additions: some of what rounds, never all.
+AS_NEAR_AS_SIZES = 4.0
 MOST = 0.5  # of the largest value
 
 
@@ -38,11 +41,19 @@ def precisely(model: Any, expected: Expected, tolerance: float) -> tuple[Expecte
     return replace(expected, hidden=hidden), max(tolerance, min(AS_NEAR * own, MOST))
 
 
+def tolerated(alone: Sequence[Tensor], mixed: Sequence[Tensor], tolerance: float) -> float:
+    """Which difference to ``alone`` is to be expected of a body that computes these hidden states
+    of sequences by themselves and ``mixed`` in steps of other sizes."""
+    own, ours = torch.cat([*mixed]), torch.cat([*alone])
+    difference = float((own - ours).abs().max() / ours.abs().max())
+    return max(tolerance, min(AS_NEAR_AS_SIZES * difference, MOST))
+
+
 @contextmanager
 def _in_float32(model: Any) -> Iterator[None]:
     """Each layer has float32 weights for as long as it computes: never the whole model."""
     hooks: list[RemovableHandle] = []
-    kept: dict[int, torch.Tensor] = {}
+    kept: dict[int, Tensor] = {}
 
     def widen(module: torch.nn.Module, *_: Any) -> None:
         for each in (*module.parameters(), *module.buffers()):

@@ -22,7 +22,7 @@ from lexshard.kernels.search.gpu.search import (
 from lexshard.kernels.search.gpu.triton_adjust import ENTRY
 from lexshard.kernels.truncate.device import nuclei
 
-# Each takes some fifty bytes for a moment, and each piece of a step some forty launches.
+# Each takes some fifty bytes for a moment, and each piece of a step some thirty launches.
 LOGITS_AT_ONCE = 1 << 22
 
 

@@ -55,7 +55,7 @@ def write_random_model(
     seed: int = 0,
     family: Family = "llama",
     device: str = "cpu",
-    **dimensions: int,
+    **dimensions: Any,
 ) -> None:
     """Write a model in bfloat16, and a tokenizer, to ``folder``; ``device`` draws the weights.
 
@@ -90,7 +90,7 @@ def write_random_model(
     model.bfloat16().save_pretrained(folder)
 
 
-def _configuration(family: Family, dimensions: dict[str, int]) -> PretrainedConfig:
+def _configuration(family: Family, dimensions: dict[str, Any]) -> PretrainedConfig:
     from transformers import Gemma3TextConfig, LlamaConfig
 
     common: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lexshard.actors.body.gpu.rounding import AS_NEAR, precisely
+from lexshard.actors.body.gpu.rounding import AS_NEAR, AS_NEAR_AS_SIZES, MOST, precisely, tolerated
 from lexshard.actors.body.self_test import TOLERANCES, plain_forward
 from tests.support.tiny_models import SERVED, save_tiny
 
@@ -54,7 +54,15 @@ def test_a_deep_model_is_judged_by_what_its_own_roundings_do(tmp_path: Path) -> 
     ours, exact = torch.cat(expected.hidden), torch.cat(precise.hidden)
     own = float((ours - exact).abs().max() / exact.abs().max())
     assert own > TOLERANCE
-    assert tolerance == pytest.approx(min(AS_NEAR * own, 0.5))
+    assert tolerance == pytest.approx(min(AS_NEAR * own, MOST))
+
+
+def test_a_rank_is_judged_by_what_steps_of_other_sizes_do() -> None:
+    alone = [torch.tensor([[1.0, -4.0]]), torch.tensor([[2.0, 3.0]])]
+    assert tolerated(alone, alone, TOLERANCE) == TOLERANCE
+    mixed = [alone[0] + 0.1, alone[1]]
+    assert tolerated(alone, mixed, TOLERANCE) == pytest.approx(AS_NEAR_AS_SIZES * 0.1 / 4.0)
+    assert tolerated(alone, [alone[0], -alone[1]], TOLERANCE) == MOST
 
 
 def test_where_it_cannot_be_known_the_plain_pass_is_what_counts(tmp_path: Path) -> None:
