@@ -53,34 +53,42 @@ def set_threads_by_rows(choices: ThreadChoices) -> None:
 
     Raises ValueError where nothing is said of one row, and for numbers below 1.
     """
-    global _choices, _most, _team, _executor
+    global _choices
     if not choices or choices[0][0] != 1:
         raise ValueError("the number of threads for one row is missing")
     fewest, most = min(each for _, each in choices), max(each for _, each in choices)
     if fewest < 1:
         raise ValueError(f"{fewest} threads cannot compute anything; give at least 1")
     if most > _most:
-        if _executor is not None:
-            _executor.shutdown()
-        if _team is not None:
-            _team.dismiss()
-        _most, _executor, _team = most, None, None
+        _make_room(most)
     elif _team is not None:
         _team.forgive()
     _choices = tuple(choices)
     begin_step(1)
 
 
+def _make_room(most: int) -> None:
+    """For ``most`` threads, and no more: those that a step does not use would wake up for it."""
+    global _most, _team, _executor
+    if _executor is not None:
+        _executor.shutdown()
+    if _team is not None:
+        _team.dismiss()
+    _most, _executor, _team = most, None, None
+
+
 @contextmanager
 def every_core() -> Iterator[None]:
     """As many threads as there are cores for this process, for work that is done once; those of
     before afterwards."""
-    before = _choices
+    choices, most = _choices, _most
     set_threads(min(available_cores(), MOST_AT_ONCE))
     try:
         yield
     finally:
-        set_threads_by_rows(before)
+        if _most > most:
+            _make_room(most)
+        set_threads_by_rows(choices)
 
 
 def begin_step(rows: int) -> int:

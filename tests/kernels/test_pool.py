@@ -70,6 +70,25 @@ def test_a_step_has_the_threads_of_its_rows_and_pieces_no_more() -> None:
         pool.set_threads(1)
 
 
+def test_what_is_done_once_has_every_core_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One more would wake up for every step of the engine that comes after."""
+    monkeypatch.setattr(pool, "available_cores", lambda: 9)
+
+    def helpers() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("kernels")]
+
+    with pool.every_core():
+        assert pool.threads() == 9
+        pieces = [lambda i=i: i * i for i in range(40)]  # type: ignore[misc]
+        assert pool.results(pieces) == [i * i for i in range(40)]
+        assert helpers()
+    assert pool.threads() == 1
+    assert not helpers()
+
+
 def test_the_compile_cache_follows_every_source(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "a.py").write_text("x = 1\n")

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lexshard.kernels import pool
 from lexshard.kernels.quantize import (
     CommonDirection,
     DitheredInt4Tier,
@@ -69,12 +70,13 @@ def test_the_low_plane_adds_four_bits() -> None:
     assert tier.fine_row_slack[0].mean() < tier.row_slack[0].mean() / 12
 
 
-def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_rows_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weights(1, "mixed", 50, 130)
     whole = [quantize(weight, kind) for kind in KINDS]  # type: ignore[call-overload]
     monkeypatch.setattr("lexshard.kernels.quantize.rounding.ROW_BLOCK", 7)
     for before, kind in zip(whole, KINDS, strict=True):
-        after = quantize(weight, kind)  # type: ignore[call-overload]
+        with pool.every_core():
+            after = quantize(weight, kind)  # type: ignore[call-overload]
         for name in before.__slots__:
             if name != "rotation":
                 assert np.array_equal(getattr(before, name), getattr(after, name)), name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -194,16 +194,16 @@ def test_a_grammar_that_fails_later_ends_its_own_sequence(engine: Engine) -> Non
 
 
 class SlowMatcher:
-    """Says what ``matcher`` says, of masks a long while later."""
+    """Says what ``matcher`` says, of masks not before ``others`` have gone on."""
 
-    def __init__(self, matcher: Any, seconds: float) -> None:
-        self._matcher, self._seconds = matcher, seconds
+    def __init__(self, matcher: Any, others: threading.Event) -> None:
+        self._matcher, self._others = matcher, others
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)
 
     def masks(self, guesses: Any) -> Any:
-        time.sleep(self._seconds)
+        self._others.wait(30)
         return self._matcher.masks(guesses)
 
 
@@ -218,11 +218,14 @@ def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
     other = Request("other", 0, (5, 9), SamplingParameters(max_tokens=40, seed=2, ignore_eos=True))
     assert engine.submit(slow) is None
     [sequence] = engine.sequences("slow")
-    sequence.matcher = SlowMatcher(sequence.matcher, 0.2)  # type: ignore[assignment]
+    gone_on = threading.Event()
+    sequence.matcher = SlowMatcher(sequence.matcher, gone_on)  # type: ignore[assignment]
     assert engine.submit(other) is None
     events: list[SequenceEvent] = []
     while not engine._scheduler.idle:
         events.extend(engine.step())
+        if len(events) > 12:
+            gone_on.set()
     own = [each.request_id for each in events]
     assert own.count("other") == 40
     assert own.index("slow") > 10  # the others had gone on
@@ -233,14 +236,16 @@ def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
 
 def test_an_engine_rests_whose_late_sequence_was_cancelled(engine: Engine) -> None:
     asked = SamplingParameters(temperature=1.0, max_tokens=3, seed=1, grammar=OTHERS[1])
+    cancelled = threading.Event()
     for name in ("slow", "other"):
         assert engine.submit(Request(name, 0, (5, 6), asked)) is None
         [sequence] = engine.sequences(name)
-        sequence.matcher = SlowMatcher(sequence.matcher, 0.2)  # type: ignore[assignment]
+        sequence.matcher = SlowMatcher(sequence.matcher, cancelled)  # type: ignore[assignment]
     while not any(engine.sequences(name)[0].masking for name in ("slow", "other")):
         engine.step()
     for name in ("slow", "other"):
         engine.cancel(name)
     progress = engine.steps.run(lambda plan: lambda: engine.steps.forward(plan))
     assert any(next(progress).idle for _ in range(3))
+    cancelled.set()
     engine.check_idle()

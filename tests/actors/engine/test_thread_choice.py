@@ -210,7 +210,7 @@ def requests(count: int) -> list[Request]:
 
 @pytest.mark.parametrize("body", ["fused", pytest.param("general", marks=pytest.mark.slow)])
 def test_an_engine_measures_and_says_what_it_uses(body: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(choice, "_cores", lambda: 2)
+    monkeypatch.setattr(choice, "available_cores", lambda: 2)
     monkeypatch.setattr(measurement, "SECONDS", 0.02)
     settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "body": body}
     one = Engine(EngineConfiguration(str(DEMO), threads=1, **settings))
