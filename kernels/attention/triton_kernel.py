@@ -288,7 +288,7 @@ class Tile(NamedTuple):
 
 def _tile(rows: int, width_padded: int, number_bytes: int) -> Tile:
     """For steps of so many rows. Up to `MANY_ROWS` are single rows of many sequences, as a rule: a
-    large tile would compute what nobody asked for, and keep others from the multiprocessor.
+    large tile would compute rows that there are not, and keep others from the multiprocessor.
 
     Measured on an H100 with 8 kv heads of 4 query heads and 128 columns (docs/gpu.md).
     """

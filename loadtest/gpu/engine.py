@@ -49,7 +49,7 @@ def measure_engine(report: Report, budget: Budget) -> list[str]:
         with _without_graphs(engine.model.body) if name == PLAIN else nullcontext():
             _measure_steps(engine, name, report, budget, left_out)
             if engine.steps.draws_ahead:
-                _tell_of_the_device(engine, name, report)
+                tell_of_the_device(engine, "engine", name, report)
             if budget.spent:
                 left_out.append(f"engine, {name}: {DEPENDENT.name}")
             else:
@@ -102,10 +102,10 @@ def _measure_steps(
         report.add({"what": "engine", "sequences": sequences}, STEP, {name: times})
 
 
-def _tell_of_the_device(engine: Engine, name: str, report: Report) -> None:
+def tell_of_the_device(engine: Engine, what: str, name: str, report: Report) -> None:
     """How many of the tokens that the device drew were not those that the host decided then."""
     draws = engine.steps.device_draws
-    case: CaseLabels = {"what": "engine", "decided": draws.decided}
+    case: CaseLabels = {"what": what, "decided": draws.decided}
     report.add(case, OTHERWISE, {name: [draws.wrong / max(draws.decided, 1)]})
 
 

@@ -6,13 +6,10 @@ clock, from hidden states on the device to token ids on the host.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +20,7 @@ from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels import pool
 from lexshard.kernels.draw import draw
 from lexshard.kernels.quantize import Kind, Tier, quantize
 from lexshard.kernels.rows.triton_kernel import canonical_logits
@@ -45,7 +43,6 @@ FALLBACKS = Measure("fallbacks", "share of rows", higher_is_better=False)
 DIFFERENCES = Measure("token differences", "of rows", higher_is_better=False)
 
 POSITION = 7
-ROWS_AT_A_TIME = 2048  # that a thread quantises
 OURS = "certified"
 NUCLEUS = "top-p 0.95"  # of which no tier is screened: every canonical logit is computed
 # What each tier is good for: int4's certain bounds leave too much of a top-50.
@@ -129,7 +126,8 @@ class Bench:
                 self.left_out.append(f"{dimensions.name}: {kind}")
                 continue
             left = self.budget.left
-            tier = quantize_in_parallel(on_host, kind, os.cpu_count() or 1)
+            with pool.every_core():
+                tier = quantize(on_host, kind)
             quantizing = max(quantizing, left - self.budget.left)
             self._measure_screen(kind, tier)
             ladder = Ladder({kind: tier}, ((1, kind),))
@@ -244,27 +242,3 @@ def _peers(
 
     ends = {"greedy": "argmax", "sample": "softmax + draw", NUCLEUS: "sort + draw"}
     return {f"cuBLAS + {ends.get(wish, 'top-k + draw')}": cublas}
-
-
-def quantize_in_parallel(weight: torch.Tensor, kind: Kind, threads: int) -> Tier:
-    """`kernels.quantize.quantize` of blocks of rows in threads, put together again.
-
-    The same integers and bounds as from one call; only the room for hidden states is that of the
-    block with the least.
-    """
-    blocks = weight.split(ROWS_AT_A_TIME)
-    with ThreadPoolExecutor(threads) as pool:
-        tiers: list[Any] = list(pool.map(lambda block: quantize(block, kind), blocks))
-    first = tiers[0]
-    joined: dict[str, Any] = {
-        "largest_size": max(tier.largest_size for tier in tiers),
-        "hidden_limit": min(tier.hidden_limit for tier in tiers),
-    }
-    for each in fields(first):
-        value = getattr(first, each.name)
-        if not isinstance(value, np.ndarray):
-            continue
-        axis = 1 if each.name.endswith("row_slack") else 0
-        joined[each.name] = np.concatenate([getattr(tier, each.name) for tier in tiers], axis)
-    result: Tier = replace(first, **joined)
-    return result

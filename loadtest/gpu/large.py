@@ -23,6 +23,8 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+from lexshard.loadtest.gpu.engine import STEP, tell_of_the_device
+from lexshard.loadtest.gpu.head import FALLBACKS, RESCORED
 from lexshard.loadtest.gpu.timing import Budget
 
 SHAPE = "Llama 3.1 8B, random"
@@ -45,11 +47,7 @@ ATTENTION: dict[str, AttentionChoice] = {"our attention": "triton", "FlashInfer"
 RUNS = 3
 LOWEST_ID = 5  # beyond what ends a sequence
 START = Measure("start", "s", higher_is_better=False)
-STEP = Measure("step", "ms", higher_is_better=False)
 PROMPTS = Measure("prompts", "tokens/s", higher_is_better=True)
-RESCORED = Measure("rescored", "tokens per row", higher_is_better=False)
-FALLBACKS = Measure("fallbacks", "share of rows", higher_is_better=False)
-OTHERWISE = Measure("tokens that the host decides otherwise", "of tokens", higher_is_better=False)
 FLOOR = "weights read once"
 
 
@@ -212,11 +210,10 @@ def _decode(engine: Engine, case: Decoding, seed: int) -> tuple[float, float]:
 
 
 def _tell_of_the_head(engine: Engine, name: str, report: Report) -> None:
-    counters, draws = engine.steps.counters, engine.steps.device_draws
+    counters = engine.steps.counters
     rows = max(counters.head_rows, 1)
     labels: CaseLabels = {"what": SHAPE, "rows": rows}
     report.add(labels, RESCORED, {name: [counters.head_rescored_rows / rows]})
     report.add(labels, FALLBACKS, {name: [counters.head_fallbacks / rows]})
     if engine.steps.draws_ahead:
-        labels = {"what": SHAPE, "decided": draws.decided}
-        report.add(labels, OTHERWISE, {name: [draws.wrong / max(draws.decided, 1)]})
+        tell_of_the_device(engine, SHAPE, name, report)

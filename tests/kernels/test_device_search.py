@@ -31,6 +31,7 @@ from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.reference import compared_values, outward
 from lexshard.loadtest.bench.contenders.shard_group import ShardGroup
 from tests.support.decisions import LooseStates, decide, screen_and_decide
+from tests.support.interpreted import interpret
 from tests.support.paths import ROOT
 from tests.support.search_cases import answer, random_adjustment
 
@@ -498,13 +499,11 @@ CHECKS = (*QUICK_CHECKS, *LONG_CHECKS)
 
 @pytest.mark.parametrize("part", ["QUICK", pytest.param("LONG", marks=pytest.mark.slow)])
 def test_the_search_keeps_its_promises_in_the_interpreter(part: str) -> None:
-    pytest.importorskip("triton")
     program = (
         "from tests.kernels import test_device_search as checks\n"
         f"for check in checks.{part}_CHECKS: check('cpu')\n"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+    interpret(program)
 
 
 @pytest.mark.gpu

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +12,7 @@ from scipy import stats
 from lexshard.kernels.noise import gumbel_noise, gumbel_row, reference
 from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_ceiling
 from lexshard.kernels.noise.reference import philox
-from tests.support.paths import ROOT
+from tests.support.interpreted import interpret
 
 KEYS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**32 - 1)
@@ -90,7 +86,6 @@ def test_values_out_of_range_are_refused(key: int, position: int, ids: list[int]
 
 
 def test_triton_agrees_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
     script = (
         "import numpy as np, torch\n"
         "from lexshard.kernels.noise.reference import gumbel_noise\n"
@@ -100,8 +95,7 @@ def test_triton_agrees_in_the_interpreter() -> None:
         "    got = device_noise(key, position, torch.from_numpy(ids))\n"
         "    assert np.array_equal(got.numpy(), gumbel_noise(key, position, ids))\n"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=ROOT)
+    interpret(script)
 
 
 @pytest.mark.gpu

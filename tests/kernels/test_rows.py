@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.kernels.rows import as_array, canonical_logits, postprocess, reference
-from tests.support.paths import ROOT
+from tests.support.interpreted import interpret
 
 pytestmark = pytest.mark.vectors
 
@@ -123,9 +119,7 @@ for row in range(11):
 
 
 def test_triton_equals_reference_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, cwd=ROOT)
+    interpret(SCRIPT)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import torch
 from lexshard.kernels.quantize import Kind, quantize
 from lexshard.kernels.rows import as_array
 from lexshard.kernels.rows.reference import canonical_logits
+from tests.support.interpreted import interpret
 from tests.support.paths import ROOT
 
 KINDS: tuple[Kind, ...] = ("int8", "int4")
@@ -122,10 +123,8 @@ def check_all(device: str) -> None:
 
 
 def test_the_screens_keep_their_bounds_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
     program = "from tests.kernels import test_tensor_cores as cases\ncases.check_all('cpu')\n"
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+    interpret(program)
 
 
 COMPILE = """

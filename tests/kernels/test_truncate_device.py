@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +10,7 @@ from hypothesis import strategies as st
 
 from lexshard.kernels.exponential.double_precision import exponential_array
 from lexshard.kernels.truncate.reference import MASS_UNIT, truncate
-from tests.support.paths import ROOT
+from tests.support.interpreted import interpret
 
 ROOM = 24
 SCALES = tuple(float(np.float32(each)) for each in (1e-3, 0.5, 1.0, 1.7, 20.0))
@@ -38,9 +34,9 @@ def check_nuclei_are_those_of_the_reference(device: str) -> None:
         )
         logits = np.array(rows, np.float32)
         logits[:, 0] = np.maximum(logits[:, 0], -40.0)  # one token is left at least
-        drawn = [(data.draw(st.sampled_from(SCALES)), data.draw(st.sampled_from(TOP_P)))] * len(
-            rows
-        )
+        drawn = [
+            (data.draw(st.sampled_from(SCALES)), data.draw(st.sampled_from(TOP_P))) for _ in rows
+        ]
         scale, top_p = (
             torch.tensor(each, dtype=torch.float64, device=device)
             for each in zip(*drawn, strict=True)
@@ -78,13 +74,11 @@ CHECKS = (check_nuclei_are_those_of_the_reference, check_masses_have_the_bits_of
 
 
 def test_the_interpreter_leaves_the_tokens_of_the_reference() -> None:
-    pytest.importorskip("triton")
     program = (
         "from tests.kernels import test_truncate_device as checks\n"
         "for check in checks.CHECKS: check('cpu')\n"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+    interpret(program)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -10,15 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from lexshard.kernels.quantize import Kind, quantize
 from lexshard.loadtest.bench.record import Measure, Report
 from lexshard.loadtest.gpu import checks, large
 from lexshard.loadtest.gpu.checks import gpu_test_files, joined, read_outcome
-from lexshard.loadtest.gpu.head import quantize_in_parallel
 from lexshard.loadtest.gpu.large import DECODING, SIZES, bytes_read
 from lexshard.loadtest.gpu.run import NO_DEVICE, main, summary_page
 from lexshard.loadtest.gpu.timing import Budget, Call, in_turns
@@ -125,18 +121,6 @@ def test_pytest_s_last_line_is_understood() -> None:
     late = checks.TestOutcome(0, 0, 0, "tests/a.py: no time left", ("tests/a.py",))
     assert joined([sound, late]).left_out == ("tests/a.py",)
     assert not joined([sound, late]).sound
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_threads_make_the_same_tier(kind: Kind) -> None:
-    weight = torch.randn(5000, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
-    together, alone = quantize_in_parallel(weight, kind, 3), quantize(weight, kind)
-    for field in dataclasses.fields(alone):
-        ours, expected = (getattr(tier, field.name) for tier in (together, alone))
-        if isinstance(expected, np.ndarray):
-            assert np.array_equal(ours, expected), field.name
-    assert together.hidden_limit == pytest.approx(float(alone.hidden_limit), rel=0.05)
-    assert together.largest_size == alone.largest_size
 
 
 BENCH = """

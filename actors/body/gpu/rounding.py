@@ -21,7 +21,8 @@ from lexshard.actors.body.self_test import Expected, plain_hidden
 # The largest of many roundings is seldom twice that of others as good; what a wrong mask or a wrong
 # position does is as large as the values are.
 AS_NEAR = 2.0
-# Steps of other sizes are other orders of additions: some of what rounds, never all.
+# Steps of other sizes are other orders of additions: some of what rounds, never all. How much is
+# assumed: no deep model has been shared among GPUs.
 AS_NEAR_AS_SIZES = 4.0
 MOST = 0.5  # of the largest value
 
@@ -34,8 +35,7 @@ def precisely(model: Any, expected: Expected, tolerance: float) -> tuple[Expecte
             hidden = plain_hidden(model, expected.token_ids)
     except (RuntimeError, TypeError, ValueError):
         return expected, tolerance
-    ours, precise = torch.cat(expected.hidden), torch.cat(hidden)
-    own = float((ours - precise).abs().max() / precise.abs().max())
+    own = apart(expected.hidden, hidden)
     if not own <= MOST:  # NaN, too
         return expected, tolerance
     return replace(expected, hidden=hidden), max(tolerance, min(AS_NEAR * own, MOST))
@@ -44,9 +44,13 @@ def precisely(model: Any, expected: Expected, tolerance: float) -> tuple[Expecte
 def tolerated(alone: Sequence[Tensor], mixed: Sequence[Tensor], tolerance: float) -> float:
     """Which difference to ``alone`` is to be expected of a body that computes these hidden states
     of sequences by themselves and ``mixed`` in steps of other sizes."""
-    own, ours = torch.cat([*mixed]), torch.cat([*alone])
-    difference = float((own - ours).abs().max() / ours.abs().max())
-    return max(tolerance, min(AS_NEAR_AS_SIZES * difference, MOST))
+    return max(tolerance, min(AS_NEAR_AS_SIZES * apart(mixed, alone), MOST))
+
+
+def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference between hidden states, relative to the largest that is expected."""
+    values = torch.cat([*expected])
+    return float((torch.cat([*found]) - values).abs().max() / values.abs().max())
 
 
 @contextmanager
