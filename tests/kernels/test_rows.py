@@ -117,9 +117,36 @@ for row in range(11):
     assert np.array_equal(got[row : row + 1], alone)
 """
 
+# Every exponent that the two types have, zeros of both signs and subnormals.
+EXTREMES = """
+import numpy as np, torch
+from lexshard.kernels.rows import as_array, reference
+from lexshard.kernels.rows.triton_kernel import canonical_logits
+random = np.random.default_rng(1)
+bits = random.integers(0, 2**31, (70, 24)).astype(np.uint32)
+bits[:, ::3] &= 0x007FFFFF  # subnormals
+bits[::5] = 0
+bits |= random.integers(0, 2, bits.shape).astype(np.uint32) << 31
+weight = torch.from_numpy(np.nan_to_num(bits.view(np.float32)).clip(-3e38, 3e38))
+hidden = random.standard_normal((9, 24)).astype(np.float32)
+hidden[1] *= 1e-30
+hidden[2] = np.finfo(np.float32).max
+hidden[3] = 1e-45
+with np.errstate(over="ignore"):
+    for matrix in (weight, weight.bfloat16()):
+        for rows in (hidden[:1], hidden[1:3], hidden[3:6], hidden):
+            got = canonical_logits(torch.from_numpy(rows), matrix)
+            want = reference.canonical_logits(rows, as_array(matrix))
+            assert np.array_equal(got.numpy(), want)
+"""
+
 
 def test_triton_equals_reference_in_the_interpreter() -> None:
     interpret(SCRIPT)
+
+
+def test_every_exponent_in_the_interpreter() -> None:
+    interpret(EXTREMES)
 
 
 @pytest.mark.gpu
