@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 16_450,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 16_490,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch
     "actors": 23_270,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
@@ -43,7 +43,7 @@ BUDGETS = {
     "loadtest": 14_690,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models,
     # 210 for an engine of an 8B model's shape
     "models": 3_040,  # 2,790; 250 for training in pieces, averages and samples of the demo
-    "tests": 51_080,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
+    "tests": 51_110,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
     # 180 for what an H100 found and faults that its roundings must not hide
 }
 

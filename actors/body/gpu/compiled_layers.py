@@ -20,6 +20,8 @@ NAME = "lexshard_paged_compiled"
 # Layers of every kind and model of a process count together: of each a step of one row, of several,
 # and of a larger cache.
 COMPILED_KINDS = 64
+# Pointwise work of one place is one launch: the rotations of queries and of keys, on an H100.
+TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 # Where attention modules keep their caches.
 KEYS, VALUES = "paged_keys", "paged_values"
 
@@ -79,8 +81,9 @@ def compile_layers(decoder: Any, backend: str = "inductor") -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILED_KINDS)
     AttentionInterface.register(NAME, _attend)
     decoder.set_attn_implementation(NAME)
+    options = TOGETHER if backend == "inductor" else None
     for layer in layers:
-        layer.compile(fullgraph=True, backend=backend)
+        layer.compile(fullgraph=True, backend=backend, options=options)
 
 
 def interpret_layers(decoder: Any) -> None:
