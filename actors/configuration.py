@@ -13,8 +13,10 @@ AttentionChoice = Literal["auto", "triton"]
 BodyChoice = Literal["auto", "fused", "general"]
 Device = Literal["auto", "cpu", "cuda"]
 TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
-# Their bounds hold always; those of the other two with a stated probability.
+# On a CPU. Their bounds hold always; those of the other two with a stated probability.
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
+# A GPU reads coarser ones no faster, and they leave it too much (docs/findings.md).
+GPU_TIERS: tuple[TierName, ...] = ("int8",)
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["processes", "ray"]
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
@@ -122,10 +124,12 @@ class EngineConfiguration:
         ),
     )
     # The copies; "int4-dither" and "1-bit" have certificates that hold with a stated probability.
+    # Empty: those of the device.
     tiers: tuple[TierName, ...] = field(
-        default=DEFAULT_TIERS,
+        default=(),
         metadata=setting(
-            "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4)",
+            "int8, int4, int4-dither or 1-bit: what may screen, repeatable (default int8, int4; on "
+            "a GPU int8 alone)",
             group="head",
             flag="--tier",
         ),
@@ -290,6 +294,12 @@ class EngineConfiguration:
     def tokens_of_a_step(self, device: str) -> int:
         """The most tokens of a step of a body on such a ``device``, "cpu" or "cuda"."""
         return STEP_TOKENS[device] if self.step_tokens is None else self.step_tokens
+
+    def tiers_of(self, *, on_gpu: bool) -> tuple[TierName, ...]:
+        """What screens there. Raises ValueError for tiers that a GPU does not have."""
+        if on_gpu and self.tiers not in ((), GPU_TIERS):
+            raise ValueError(f"on a GPU {GPU_TIERS[0]} alone screens: leave --tier out")
+        return self.tiers or (GPU_TIERS if on_gpu else DEFAULT_TIERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ def build_head(
     )
     clusters: Clusters | None = None
     tiers: Mapping[str, Tier] = {}
+    own: tuple[TierName, ...] = ()
     if choice != "dense":  # not needed, nor installed, everywhere
         from lexshard.actors.index.automatic import index_clusters, open_or_build
 
@@ -87,14 +88,15 @@ def build_head(
             clusters = index_clusters(model, configuration)
         else:
             folder, named = configuration.model, configuration.index
-            index = open_or_build(folder, model, named, tiers=configuration.tiers)
+            device = model.body.device
+            own = configuration.tiers_of(on_gpu=device.type != "cpu")
+            index = open_or_build(folder, model, named, tiers=own)
             tiers = index.tiers
-            part = replace(part, samples=index.hidden, device=str(model.body.device))
+            part = replace(part, samples=index.hidden, device=str(device))
     if shard_starter is not None and configuration.shards > 1:
         # Needs msgspec, which is not everywhere.
         from lexshard.actors.head.sharded.recovering_head import RecoveringHead
 
-        own: tuple[TierName, ...] = configuration.tiers if tiers else ()
         common = {name: tiers[name].common for name in own}
         whole = replace(
             part,
@@ -130,8 +132,8 @@ def build_head(
         )
     shard, timings, choices = timed_shard(part, tiers, choose_threads, calibrate)
     described = "dense" if choices is None else f"certified ({_words(*choices)}){where}"
-    device = torch.device(part.device)
-    return BuiltHead(SequenceHead(shard, states), described, tuple(timings), device)
+    where_it_is = torch.device(part.device)
+    return BuiltHead(SequenceHead(shard, states), described, tuple(timings), where_it_is)
 
 
 def _cluster_of_rows(clusters: Clusters) -> npt.NDArray[np.int32]:

@@ -100,12 +100,20 @@ class DrawingHead:
 def _shard(
     weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, scale: float, size: int
 ) -> OutputHead:
-    tiers = Ladder({"int8": quantize(weight.cpu(), "int8")}, ((1, "int8"),))
+    tier = quantize(weight.cpu(), "int8")
     if weight.is_cuda:
         from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
-        return DeviceShard(weight, bias, softcap, scale, size, tiers, device=weight.device)
+        return DeviceShard(weight, bias, softcap, scale, size, tier, device=weight.device)
     # A copy that is made when a screen needs it: most heads never do.
     packed = cache(lambda: pack(weight))
     dense = lambda hidden: linear(hidden, weight=packed())  # noqa: E731
-    return Shard(weight, bias, softcap, scale, size, linear=dense, ladder=tiers)
+    return Shard(
+        weight,
+        bias,
+        softcap,
+        scale,
+        size,
+        linear=dense,
+        ladder=Ladder({"int8": tier}, ((1, "int8"),)),
+    )

@@ -132,7 +132,8 @@ def shard_memory(
         parts.append(("packed rows", own + 2 * FLOAT32 * rows))  # of the dense screen
     if configuration.head != "dense":
         parts += [
-            (name, rows * tier_row_bytes(name, sizes.hidden_size)) for name in configuration.tiers
+            (name, rows * tier_row_bytes(name, sizes.hidden_size))
+            for name in configuration.tiers_of(on_gpu=on_gpu)
         ]
     # Estimates of a step's rows; on a GPU their maxima and graphs' buffers, too.
     parts.append(("a step's logits", configuration.max_running * rows * (8 if on_gpu else 4)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,26 @@ LARGEST_MULTIPLIER = 255
 LARGEST_HIDDEN = 2.0**15  # int16
 LARGEST_SUM = 2.0**31 * (1.0 - 1e-6)
 FAILURE_PROBABILITY = 1e-12
+
+
+@overload
+def quantize(
+    weight: torch.Tensor,
+    kind: Literal["int8"],
+    *,
+    direction: npt.NDArray[np.float32] | None = None,
+    seed: int = 0,
+) -> Int8Tier: ...
+
+
+@overload
+def quantize(
+    weight: torch.Tensor,
+    kind: Kind,
+    *,
+    direction: npt.NDArray[np.float32] | None = None,
+    seed: int = 0,
+) -> Tier: ...
 
 
 def quantize(

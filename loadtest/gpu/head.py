@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
-from lexshard.actors.head.ladder import Ladder
+from lexshard.actors.head.gpu.device_shard import CAPACITY, TIER, DeviceShard
 from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
 from lexshard.kernels.draw import draw
-from lexshard.kernels.quantize import Kind, Tier, quantize
+from lexshard.kernels.quantize import Int8Tier, quantize
 from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu.tensor_cores import place, screen
 from lexshard.loadtest.bench.contenders.head import choose
@@ -45,11 +44,7 @@ DIFFERENCES = Measure("token differences", "of rows", higher_is_better=False)
 POSITION = 7
 OURS = "certified"
 NUCLEUS = "top-p 0.95"  # of which no tier is screened: every canonical logit is computed
-# What each tier is good for: int4's certain bounds leave too much of a top-50.
-TIERS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("int8", ("greedy", "sample", "top-50", NUCLEUS)),
-    ("int4", ("greedy", "sample")),
-)
+WISHES = ("greedy", "sample", "top-50", NUCLEUS)
 METHODS = {
     wish: SAMPLING_METHODS[name]
     for wish, name in (("greedy", "greedy"), ("sample", "gumbel"), ("top-50", "top50"))
@@ -83,7 +78,7 @@ class Settings:
     """What to measure: smaller in tests."""
 
     batches: tuple[int, ...] = BATCHES
-    tiers: tuple[tuple[Kind, tuple[str, ...]], ...] = TIERS
+    wishes: tuple[str, ...] = WISHES
     runs: int = 7
     seed: int = 0
     checked_rows: int = 64
@@ -105,11 +100,14 @@ class Bench:
     hidden: torch.Tensor = field(init=False)
 
     def run(self) -> int:
-        """Measures every tier and batch that fits the budget; returns how many tokens were wrong.
+        """Measures every wish and batch that fits the budget; returns how many tokens were wrong.
 
         A wrong token is one that the canonical logits of the whole vocabulary would not give.
         """
         settings, dimensions = self.settings, self.dimensions
+        if self.budget.spent:
+            self.left_out.append(dimensions.name)
+            return 0
         self.weight = synthetic_head(
             dimensions.vocabulary,
             dimensions.columns,
@@ -118,62 +116,52 @@ class Bench:
         )
         rows = max(*settings.batches, settings.checked_rows)
         self.hidden = synthetic_hidden(self.weight, rows, seed=settings.seed + 1)
-        on_host = self.weight.cpu()
-        wrong = 0
-        quantizing = 0.0  # seconds that the longest tier took, which nothing can interrupt
-        for kind, wishes in settings.tiers:
-            if self.budget.left <= quantizing:
-                self.left_out.append(f"{dimensions.name}: {kind}")
+        with pool.every_core():
+            tier = quantize(self.weight.cpu(), TIER)
+        self._measure_screen(tier)
+        shard = DeviceShard(
+            self.weight,
+            None,
+            None,
+            1.0,
+            dimensions.vocabulary,
+            tier,
+            device=self.timer.device,
+            capacity=settings.capacity,
+        )
+        for rows, wish in product(settings.batches, settings.wishes):
+            if self.budget.spent:
+                self.left_out.append(f"{dimensions.name}: {rows} rows, {wish}")
                 continue
-            left = self.budget.left
-            with pool.every_core():
-                tier = quantize(on_host, kind)
-            quantizing = max(quantizing, left - self.budget.left)
-            self._measure_screen(kind, tier)
-            ladder = Ladder({kind: tier}, ((1, kind),))
-            shard = DeviceShard(
-                self.weight,
-                None,
-                None,
-                1.0,
-                dimensions.vocabulary,
-                ladder,
-                device=self.timer.device,
-                capacity=settings.capacity,
-            )
-            for rows, wish in product(settings.batches, wishes):
-                if self.budget.spent:
-                    self.left_out.append(f"{dimensions.name}: {kind}, {rows} rows, {wish}")
-                    continue
-                self._measure_case(shard, kind, rows, wish)
-                self.save()
-            # Whether tokens are right is looked at even where time is over.
-            wrong += self._count_wrong(shard, kind, wishes)
+            self._measure_case(shard, rows, wish)
             self.save()
+        # Whether tokens are right is looked at even where time is over.
+        wrong = self._count_wrong(shard)
+        self.save()
         return wrong
 
-    def _labels(self, kind: Kind, **more: str | int) -> CaseLabels:
-        return {"head": self.dimensions.name, "model": self.dimensions.model, "tier": kind, **more}
+    def _labels(self, **more: str | int) -> CaseLabels:
+        return {"head": self.dimensions.name, "model": self.dimensions.model, **more}
 
     def _device(self, calls: Mapping[str, Call]) -> dict[str, list[float]]:
         return in_turns(self.timer.device_run, calls, self.settings.runs, self.budget)
 
-    def _measure_screen(self, kind: Kind, tier: Tier) -> None:
+    def _measure_screen(self, tier: Int8Tier) -> None:
         """The screen alone, and the bytes per second it reads."""
         placed = place(tier, self.timer.device)
         for rows in self.settings.batches:
             states = self.hidden[:rows].contiguous()
             call = self.timer.captured(partial(screen, states, placed))
             times = self._device({"screen": call})
-            labels = self._labels(kind, rows=rows)
+            labels = self._labels(rows=rows)
             self.report.add(labels, DEVICE, times)
             rates = [tier_bytes(tier) / each / 1e6 for each in times["screen"]]
             self.report.add(labels, BANDWIDTH, {"screen": rates})
 
-    def _measure_case(self, shard: DeviceShard, kind: Kind, rows: int, wish: str) -> None:
+    def _measure_case(self, shard: DeviceShard, rows: int, wish: str) -> None:
         asked = RowTable.of(needs(METHODS[wish], rows, POSITION))
         hidden = self.hidden[:rows].contiguous()
-        labels = self._labels(kind, rows=rows, wish=wish)
+        labels = self._labels(rows=rows, wish=wish)
         certificates = shard.rescore(shard.screen(hidden, asked)).certificates
         rescored = [float(each.rescored_rows) for each in certificates]
         self.report.add(labels, RESCORED, {OURS: rescored})
@@ -199,12 +187,12 @@ class Bench:
         times = in_turns(self.timer.wall_run, walls, self.settings.runs, self.budget)
         self.report.add(labels, STEP, times, ours=OURS)
 
-    def _count_wrong(self, shard: DeviceShard, kind: Kind, wishes: tuple[str, ...]) -> int:
+    def _count_wrong(self, shard: DeviceShard) -> int:
         """Tokens of the certified head that are not those of all canonical logits."""
         states = self.hidden[: self.settings.checked_rows]
         logits = canonical_logits(states, self.weight).cpu().numpy()
         wrong = 0
-        for wish in wishes:
+        for wish in self.settings.wishes:
             asked = needs(METHODS[wish], len(states), POSITION)
             rows = RowTable.of(asked)
             ours = _drawn(shard, states, rows)
@@ -214,7 +202,7 @@ class Bench:
                 theirs = (states.to(self.weight.dtype) @ self.weight.T).argmax(dim=1)
                 differing = theirs.cpu().numpy() != expected
                 differences["cuBLAS + argmax"] = [float(np.mean(differing))]
-            self.report.add(self._labels(kind, wish=wish), DIFFERENCES, differences)
+            self.report.add(self._labels(wish=wish), DIFFERENCES, differences)
             wrong += int(np.sum(ours != expected))
         return wrong
 

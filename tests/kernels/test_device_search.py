@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
@@ -280,14 +279,13 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
     generator = torch.Generator().manual_seed(1)
     size, columns, rows = 300, 48, len(PARAMETERS)
     hidden = torch.randn(rows, columns, generator=generator).numpy()
-    for kind, (has_bias, scale, softcap) in (("int8", HEADS[0]), ("int4", HEADS[3])):
+    for has_bias, scale, softcap in (HEADS[0], HEADS[3]):
         weight = torch.randn(size + 5, columns, generator=generator).bfloat16()
         bias = torch.randn(size + 5, generator=generator) if has_bias else None
-        tier = quantize(weight[:size], kind)  # type: ignore[call-overload]
-        ladder = Ladder({kind: tier}, ((1, kind),))
+        tier = quantize(weight[:size], "int8")
         arguments = (weight, bias, softcap, scale, size)
         expected, _ = _decide(Shard(*arguments), hidden, size)
-        ours = DeviceShard(*arguments, ladder, device=device, capacity=256, largest_k=8)
+        ours = DeviceShard(*arguments, tier, device=device, capacity=256, largest_k=8)
         got, certificates = _decide(ours, hidden, size)
         assert _tokens(got) == _tokens(expected)
         guarantees = [each.guarantee for each in certificates]
@@ -295,7 +293,7 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
         assert guarantees == ["dense" if row in host else "deterministic" for row in range(rows)]
         assert not any(each.fallback for each in certificates)
         # Rows without room for their candidates have every logit computed, and say so.
-        cramped = DeviceShard(*arguments, ladder, device=device, capacity=1, largest_k=8)
+        cramped = DeviceShard(*arguments, tier, device=device, capacity=1, largest_k=8)
         got, certificates = _decide(cramped, hidden[:3], size)
         assert _tokens(got) == _tokens(expected[:3])
         assert certificates[2].fallback
@@ -332,8 +330,8 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     weight = torch.from_numpy(values[random.integers(0, size // 3, size)]).bfloat16()
     bias = torch.from_numpy(random.integers(0, 2, size).astype(np.float32))
     _, scale, softcap = HEADS[3]
-    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-    head = (weight, bias, None, scale, size, ladder)
+    tier = quantize(weight, "int8")
+    head = (weight, bias, None, scale, size, tier)
     shard = DeviceShard(*head, device=device, capacity=256, largest_k=8)
     states = [
         SequenceState(Request("r", 0, (1, 5, 7, 7), each, resumed_ids=(9, 5)), size, (2,))
@@ -356,7 +354,7 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     assert max(np.diff(candidates.offsets)[-2:]) < size / 2
     # Without room for the candidates, and with a soft-cap, the host draws, from all logits.
     cramped = DeviceShard(*head, device=device, capacity=1, largest_k=8)
-    bent = DeviceShard(weight, bias, softcap, scale, size, ladder, device=device, largest_k=8)
+    bent = DeviceShard(weight, bias, softcap, scale, size, tier, device=device, largest_k=8)
     asked = [Need("topk", k=5), Need("nucleus", top_p=0.9, inverse_temperature=0.2)]
     thresholds = cramped.screen(hidden[:2], RowTable.of(asked))
     assert thresholds.drawn is not None
@@ -375,8 +373,8 @@ def check_a_token_that_only_the_device_knows_is_counted(device: str) -> None:
     size = 2500
     random = np.random.default_rng(21)
     weight = torch.from_numpy(random.standard_normal((size, 16))).bfloat16()
-    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-    shard = DeviceShard(weight, None, None, 1.0, size, ladder, device=device, largest_k=8)
+    tier = quantize(weight, "int8")
+    shard = DeviceShard(weight, None, None, 1.0, size, tier, device=device, largest_k=8)
     kinds = (
         SamplingParameters(temperature=0.0, repetition_penalty=3.0, logit_bias=((40, 2.5),)),
         SamplingParameters(temperature=0.0, frequency_penalty=1.1, presence_penalty=2.0),
@@ -425,8 +423,8 @@ def check_hidden_states_that_are_not_finite_are_named(device: str) -> None:
     from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     weight = torch.randn(70, 16, generator=torch.Generator().manual_seed(2))
-    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-    shard = DeviceShard(weight, None, None, 1.0, 70, ladder, device=device)
+    tier = quantize(weight, "int8")
+    shard = DeviceShard(weight, None, None, 1.0, 70, tier, device=device)
     hidden = torch.ones(3, 16)
     hidden[1, 3] = float("nan")
     hidden[2, 5] = float("inf")
@@ -452,10 +450,10 @@ def check_shards_of_any_tokens_draw_the_tokens_of_one(device: str) -> None:
         shards = []
         for owned in split:
             own = weight[torch.from_numpy(owned.ids).long()]
-            ladder = Ladder({"int8": quantize(own, "int8")}, ((1, "int8"),))
+            tier = quantize(own, "int8")
             shards.append(
                 DeviceShard(
-                    own, None, None, 1.0, size, ladder, device=device, largest_k=8, owned=owned
+                    own, None, None, 1.0, size, tier, device=device, largest_k=8, owned=owned
                 )
             )
         group = ShardGroup(shards, [owned.ids for owned in split])
@@ -470,8 +468,8 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
 
     generator = torch.Generator().manual_seed(6)
     weight = torch.randn(90, 16, generator=generator)
-    ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-    shard = DeviceShard(weight, None, None, 1.0, 90, ladder, device=device)
+    tier = quantize(weight, "int8")
+    shard = DeviceShard(weight, None, None, 1.0, 90, tier, device=device)
     hidden = torch.randn(128, 16, generator=generator)
     needs = [Need("top1")] * 127 + [Need("dense")]
     tau = shard.screen(hidden, RowTable.of(needs)).tau.cpu().numpy()
@@ -519,24 +517,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.compile_only import check, compiling
 from lexshard.actors.head.gpu.device_shard import DeviceShard
-from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import UNADJUSTED, RowTable
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.rows.triton_kernel import canonical_logits
 weight = torch.randn(1300, 256).bfloat16()
-ladder = Ladder({kind: quantize(weight, kind) for kind in ("int8", "int4")}, ((1, "int8"),))
+tier = quantize(weight, "int8")
 operators = set()
 class Recorded(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         operators.add(operator.overloadpacket.__name__)
         return operator(*arguments, **(options or {}))
 with compiling() as compiled:
-    plain = DeviceShard(weight, None, None, 1.0, 1300, ladder, device="cpu")
+    plain = DeviceShard(weight, None, None, 1.0, 1300, tier, device="cpu")
     plain.screen(torch.zeros(1, 256), RowTable.of([Need("top1")]))
-    shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, ladder, device="cpu")
-    shard.start_with(((1, "int4"),))
+    shard = DeviceShard(weight, torch.zeros(1300), 30.0, 0.5, 1300, tier, device="cpu")
     masked = Need("top1", adjustment=replace(UNADJUSTED, mask=Mask.of_ids(range(600), 1300)))
     shard.screen(torch.zeros(64, 256), RowTable.of([Need("top1"), masked] * 32))
     canonical_logits(torch.zeros(2, 256), weight)
@@ -560,17 +556,15 @@ def test_a_step_of_the_head_is_nine_launches_that_compile_for_a_gpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_replayed_graphs_draw_the_tokens_of_the_cpu(kind: str) -> None:
+def test_replayed_graphs_draw_the_tokens_of_the_cpu() -> None:
     """Many steps of changing sizes and needs, also larger than any graph, from either memory."""
     from lexshard.actors.head.gpu.device_shard import DeviceShard
 
     generator = torch.Generator().manual_seed(3)
     size, columns = 5000, 256
     weight = torch.randn(size, columns, generator=generator).bfloat16() / 16
-    tier = quantize(weight, kind)  # type: ignore[call-overload]
     expected = Shard(weight, None, None, 1.0, size)
-    ours = DeviceShard(weight, None, None, 1.0, size, Ladder({kind: tier}, ((1, kind),)))
+    ours = DeviceShard(weight, None, None, 1.0, size, quantize(weight, "int8"))
     for step, rows in enumerate((1, 3, 64, 2, 100, 7, 1)):
         hidden = 8 * torch.randn(rows, columns, generator=generator)
         where = hidden.cuda() if step % 2 else hidden

@@ -19,13 +19,12 @@ GROUPS = (
     "attention-fp16",
     "attention-fp32",
     "int8",
-    "int4",
     "search",
     "rows",
 )
-# Instructions in the loop of one row's screen, which reads 128 rows of 128 or 32 bytes a time. More
-# would bind the screen by arithmetic, not by memory.
-MOST_INSTRUCTIONS = {"int8": 300, "int4": 300}
+# Instructions in the loop of one row's screen, which reads 128 rows of 128 bytes a time. More would
+# bind the screen by arithmetic, not by memory.
+MOST_INSTRUCTIONS = {"int8": 300}
 
 
 def _compile(group: str) -> list[str]:

@@ -132,8 +132,8 @@ from lexshard.loadtest.gpu.head import Bench, HeadDimensions, Settings
 from lexshard.loadtest.gpu.timing import Budget
 from tests.loadtest.test_loadtest_gpu import HostTimer
 report = Report({}, {}, "test", 0)
-tiers = (("int8", ("sample", "top-50")), ("int4", ("greedy",)))
-settings = Settings(batches=(2,), tiers=tiers, runs=1, checked_rows=2, capacity=128)
+wishes = ("sample", "top-50", "greedy")
+settings = Settings(batches=(2,), wishes=wishes, runs=1, checked_rows=2, capacity=128)
 dimensions = HeadDimensions("test", 400, 64)
 bench = Bench(dimensions, HostTimer(), report, Budget(600), settings, lambda: None)
 torch.Tensor.bfloat16 = torch.Tensor.float  # the interpreter's products do not know bf16
@@ -153,13 +153,13 @@ def test_the_head_benchmark_runs_in_the_interpreter(tmp_path: Path) -> None:
     subprocess.run(command, check=True, env=environment, cwd=ROOT)
     found = json.loads(path.read_text())
     cases = {
-        (case["tier"], case["rows"], case["wish"], case["measure"])
+        (case["rows"], case["wish"], case["measure"])
         for case in (each["case"] for each in found["results"])
         if "wish" in case and "rows" in case
     }
     measures = {"rescored", "fallbacks", "step"}
-    assert {("int8", 2, "top-50", measure) for measure in measures} <= cases
-    assert ("int8", 2, "sample", "device") in cases
+    assert {(2, "top-50", measure) for measure in measures} <= cases
+    assert (2, "sample", "device") in cases
     against = {each["against"] for each in found["ratios"]}
     assert "cuBLAS + argmax" in against
 

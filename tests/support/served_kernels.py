@@ -93,10 +93,10 @@ def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int) -> No
     )
 
 
-def placed_tier(kind: str, shape: HeadShape, *, common: bool) -> tensor_cores.PlacedTier:
+def placed_tier(shape: HeadShape) -> tensor_cores.PlacedTier:
     """A tier of so many rows in which nothing stands."""
-    direction = np.ones(shape.columns, np.float32) if common else None
-    small: Any = quantize(torch.ones(64, shape.columns), kind, direction=direction)  # type: ignore[call-overload]
+    direction = np.ones(shape.columns, np.float32)
+    small = quantize(torch.ones(64, shape.columns), "int8", direction=direction)
     placed = tensor_cores.place(small, "cpu")
     size = shape.vocabulary
 
@@ -110,7 +110,6 @@ def placed_tier(kind: str, shape: HeadShape, *, common: bool) -> tensor_cores.Pl
     return tensor_cores.PlacedTier(
         placed.tier,
         grown(placed.values, 0),
-        grown(placed.multipliers, 1),
         grown(placed.scale, 0),
         grown(placed.row_slack, 1),
         None if placed.direction is None else placed.direction.to(META),
@@ -119,9 +118,8 @@ def placed_tier(kind: str, shape: HeadShape, *, common: bool) -> tensor_cores.Pl
     )
 
 
-def launch_screen(kind: str, shape: HeadShape, rows: int, *, common: bool = True) -> None:
-    placed = placed_tier(kind, shape, common=common)
-    tensor_cores.screen(empty(rows, shape.columns), placed)
+def launch_screen(shape: HeadShape, rows: int) -> None:
+    tensor_cores.screen(empty(rows, shape.columns), placed_tier(shape))
 
 
 def launch_search(shape: HeadShape, rows: int) -> None:
@@ -178,16 +176,11 @@ def head_cases(
     }
 
 
-def screen_cases(kind: str) -> dict[str, Callable[[], None]]:
-    return head_cases(lambda shape, rows: launch_screen(kind, shape, rows), (1, 8, 16, 32, 64))
-
-
 GROUPS: dict[str, dict[str, Callable[[], None]]] = {
     "attention-bf16": attention_cases(torch.bfloat16),
     "attention-fp16": attention_cases(torch.float16),
     "attention-fp32": attention_cases(torch.float32),
-    "int8": screen_cases("int8"),
-    "int4": screen_cases("int4"),
+    "int8": head_cases(launch_screen, (1, 8, 16, 32, 64)),
     "search": head_cases(launch_search),
     "rows": head_cases(launch_dense_rows, (1, 4, 32)),
 }

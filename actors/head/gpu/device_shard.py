@@ -19,23 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head.backoff import Backoff
 from lexshard.actors.head.gpu.device_rows import put_rows, some_rows
 from lexshard.actors.head.gpu.device_step import (
-    DeviceScreen,
     DeviceStep,
     PackedStep,
     StepResults,
     pack_step,
 )
 from lexshard.actors.head.gpu.nucleus_rows import NucleusRows
-from lexshard.actors.head.ladder import STEP_KINDS, Choices, Ladder, StepKind, step_kind
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
@@ -45,12 +44,13 @@ from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.quantize import Tier
+from lexshard.kernels.quantize import Int8Tier
 from lexshard.kernels.rows import postprocess
 from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
+TIER: Final = "int8"  # what screens
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
@@ -69,8 +69,8 @@ class Launch:
     """Rows that one step of the device serves."""
 
     rows: tuple[int, ...]
-    tier: str
     results: StepResults
+    cuts: bool = False  # by top-p, from every canonical logit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +96,11 @@ class DeviceShard:
     its own threshold, in one launch: to ask others in its midst would take longer than it does.
 
     ``weight``, ``bias``, ``softcap``, ``scale``, ``vocabulary_size`` and ``owned`` as for `Shard`;
-    ``ladder`` says which tier screens a step (never the dense screen, which a device does not have)
-    and its tiers are copied to the device. ``largest_k`` is a power of two. Memory on the device:
-    weights, tiers, and 8 bytes per row and vocabulary entry of the largest step.
+    ``tier`` screens every step, from the device: coarser ones are read no faster there, and leave
+    too much (docs/findings.md). ``largest_k`` is a power of two. Memory on the device: weights, the
+    tier, and 8 bytes per row and vocabulary entry of the largest step.
 
-    Raises `ValueError` where shapes do not fit, the weights are not finite, or the ladder chooses
-    the dense screen.
+    Raises `ValueError` where shapes do not fit or the weights are not finite.
     """
 
     asks_others = False
@@ -113,7 +112,7 @@ class DeviceShard:
         softcap: float | None,
         scale: float,
         vocabulary_size: int,
-        ladder: Ladder,
+        tier: Int8Tier,
         *,
         device: torch.device | str = "cuda",
         capacity: int = CAPACITY,
@@ -129,20 +128,16 @@ class DeviceShard:
         self._softcap = softcap
         self._capacity = capacity
         self._largest_k = largest_k
-        for name, tier in ladder.tiers.items():
-            if len(tier.scale) != size or tier.columns != weight.shape[1]:
-                raise ValueError(f"tier {name} does not fit the output weights")
-        self._screens = {name: _screen(tier, device) for name, tier in ladder.tiers.items()}
-        self._bytes = {name: tier_bytes(tier) for name, tier in ladder.tiers.items()}
+        if len(tier.scale) != size or tier.columns != weight.shape[1]:
+            raise ValueError("the tier does not fit the output weights")
+        self._screen = partial(tensor_cores.screen, placed=tensor_cores.place(tier, device))
+        self._tier_bytes = tier_bytes(tier)
         own_bias = None if self._bias is None else torch.from_numpy(self._bias)
-        self._post = {
-            name: post_processing(own_bias, scale, softcap, tier.largest_size, device)
-            for name, tier in ladder.tiers.items()
-        }
+        self._post = post_processing(own_bias, scale, softcap, tier.largest_size, device)
         self._entries = torch.zeros(LARGEST_SUPPORT, 6, dtype=torch.int32, device=device)
         masks = (BUCKETS[-1], blocks_of(size))
         self._mask_words = torch.zeros(masks, dtype=torch.int64, device=device)
-        self._steps: dict[tuple[int, str], DeviceStep] = {}
+        self._steps: dict[int, DeviceStep] = {}
         cuda = self.weight.is_cuda
         self._pool = torch.cuda.graph_pool_handle() if cuda else None
         self._rows = np.arange(size, dtype=np.int32)
@@ -150,33 +145,17 @@ class DeviceShard:
         self._tokens = Tokens(ids, self.owned.by_block)
         self._nuclei: NucleusRows | None = None
         if self.owned.whole and softcap is None:
-            post = next(iter(self._post.values()))
-            self._nuclei = NucleusRows(self.weight, post, capacity)
+            self._nuclei = NucleusRows(self.weight, self._post, capacity)
         self._row_bytes = weight.shape[1] * weight.element_size()
-        self._ladder = ladder
-        self._best_tier = max(self._bytes, key=self._bytes.__getitem__)
-        self.start_with(ladder.choices, ladder.for_several)
-
-    def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
-        """Which tiers later steps are screened with first (see `Ladder`)."""
-        if any(name == DENSE for _, name in (*choices, *(for_several or ()))):
-            raise ValueError("a device has no dense screen: choose among the ladder's tiers")
-        self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
-        self._backoff = Backoff()
 
     def warm_up(self, largest: int = BUCKETS[-1]) -> None:
-        """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows: each
-        with every tier that may screen it, the one that is taken when another leaves too much
-        included."""
+        """Compiles every kernel and captures the graphs of steps of up to ``largest`` rows."""
         need = Need("top1")
-        for fewest, bucket in _buckets(largest):
+        for bucket in _buckets(largest):
             hidden = torch.zeros(bucket, self.weight.shape[1], device=self.weight.device)
-            counts = range(fewest, bucket + 1)
-            names = {self._ladder.choice(rows, kind) for rows in counts for kind in STEP_KINDS}
-            for name in sorted(names | {self._best_tier}):
-                launch = self._launch(range(bucket), name, hidden, RowTable.of([need] * bucket))
-                assert launch is not None, "a step without adjustments always has room"
-                launch.results.read()
+            launch = self._launch(range(bucket), hidden, RowTable.of([need] * bucket))
+            assert launch is not None, "a step without adjustments always has room"
+            launch.results.read()
         for rows in EVERY_ROWS:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self._products(hidden, None)
@@ -185,9 +164,8 @@ class DeviceShard:
                 self._nuclei.launch(hidden, RowTable.of([nucleus] * rows)).read()
 
     def replay(self, rows: int) -> Callable[[], None]:
-        """What runs the last step of ``rows`` rows without top-k, or of any kind where all have the
-        same choices, again on the device alone: for measuring."""
-        return self._step(rows, self._ladder.choice(rows)).replay
+        """What runs the last step of ``rows`` rows again on the device alone: for measuring."""
+        return self._step(rows).replay
 
     # -- screening --------------------------------------------------------------------------------
 
@@ -206,15 +184,13 @@ class DeviceShard:
         if not states.is_cuda:
             refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
         searched = [row for row in range(len(rows)) if self._searches(rows, row)]
-        kind = step_kind([rows.kinds[row] for row in searched])
-        name = self._choose(len(searched), kind) if searched else ""
         launches = []
         device = self.weight.device
         tau = torch.full((len(rows),), math.nan, dtype=torch.float64, device=device)
         drawn = torch.full((len(rows),), -1, dtype=torch.int32, device=device)
         for start in range(0, len(searched), BUCKETS[-1]):
             own = searched[start : start + BUCKETS[-1]]
-            launch = self._launch(own, name, states, rows, before)
+            launch = self._launch(own, states, rows, before)
             if launch is not None:
                 launches.append(launch)
                 # A copy at once: the next launch of this size writes to the same memory.
@@ -223,7 +199,7 @@ class DeviceShard:
         nuclei = [row for row in range(len(rows)) if self._cuts(rows, row)]
         if nuclei and self._nuclei is not None:
             results = self._nuclei.launch(some_rows(states, nuclei), rows.some(nuclei))
-            launches.append(Launch(tuple(nuclei), DENSE, results))
+            launches.append(Launch(tuple(nuclei), results, cuts=True))
             put_rows(drawn, nuclei, results.drawn)
         draws_all = self.owned.whole and sum(len(each.rows) for each in launches) == len(rows)
         return Thresholds(
@@ -246,15 +222,9 @@ class DeviceShard:
         plain = rows.kinds[row] == "nucleus" and rows.adjustments[row] is None
         return plain and self._nuclei is not None
 
-    def _choose(self, rows: int, kind: StepKind) -> str:
-        """The ladder's choice, or while that leaves too much the tier that reads most."""
-        name = self._ladder.choice(rows, kind)
-        return name if self._backoff.allows(name) else self._best_tier
-
     def _launch(
         self,
         searched: Sequence[int],
-        name: str,
         hidden: torch.Tensor,
         rows: RowTable,
         before: torch.Tensor | None = None,
@@ -263,9 +233,9 @@ class DeviceShard:
         if len(packed.support.entries) > len(self._entries):
             return None
         states = some_rows(hidden, searched)
-        step = self._step(len(searched), name)
+        step = self._step(len(searched))
         own = None if before is None else some_rows(before, searched)
-        return Launch(tuple(searched), name, step.launch(states, packed, own))
+        return Launch(tuple(searched), step.launch(states, packed, own))
 
     def _packed(self, rows: RowTable, *, grows: bool) -> PackedStep:
         seen = list(map(self._seen, rows.adjustments))
@@ -276,15 +246,15 @@ class DeviceShard:
         """The rows of this shard that are tokens seen by what is penalised."""
         return NO_ROWS if adjustment is None else self.owned.among(adjustment.seen_ids())
 
-    def _step(self, rows: int, name: str) -> DeviceStep:
+    def _step(self, rows: int) -> DeviceStep:
         bucket = next(bucket for bucket in BUCKETS if bucket >= rows)
-        step = self._steps.get((bucket, name))
+        step = self._steps.get(bucket)
         if step is None:
-            step = self._steps[bucket, name] = DeviceStep(
+            step = self._steps[bucket] = DeviceStep(
                 bucket,
                 self.weight,
-                self._screens[name],
-                self._post[name],
+                self._screen,
+                self._post,
                 self._entries,
                 self._mask_words,
                 self._tokens,
@@ -331,17 +301,15 @@ class DeviceShard:
         """Fills in what a launch has decided, and what every row of it has read; what its rows
         drew."""
         largest, finite, counts, drawn, candidates, products = launch.results.read()
-        whole = launch.tier == DENSE
-        pass_bytes = self._size * self._row_bytes if whole else self._bytes[launch.tier]
+        whole = launch.cuts
+        pass_bytes = self._size * self._row_bytes if whole else self._tier_bytes
         share = pass_bytes // len(launch.rows)
-        overflows = 0
         for place_in_step, row in enumerate(launch.rows):
             kind, count = rows.kinds[row], int(counts[place_in_step])
             leaders = 0 if whole else int(rows.controls.top_k[row]) if kind == "topk" else 4
             read[row] = share + leaders * self._row_bytes
             sound[row] = bool(finite[place_in_step])
             if count > self._capacity:
-                overflows += 1
                 continue
             ids, own_products = candidates[place_in_step, :count], products[place_in_step, :count]
             if whole:
@@ -352,11 +320,9 @@ class DeviceShard:
             found[row] = FoundRow(
                 ids,
                 own_products,
-                self._certified(kind, launch.tier, count, read[row]),
+                self._certified(kind, count, read[row]),
                 float(largest[place_in_step]),
             )
-        if not whole:
-            self._backoff.record(launch.tier, failed=2 * overflows > len(launch.rows))
         own: Ids = drawn[: len(launch.rows)]
         return own
 
@@ -391,18 +357,10 @@ class DeviceShard:
                 certificate = Certificate(kind, "dense", DENSE, self._size, cost, fallback=tried)
                 found[row] = FoundRow(self._rows, products, certificate)
 
-    def _certified(self, kind: NeedKind, tier: str, count: int, read: int) -> Certificate:
+    def _certified(self, kind: NeedKind, count: int, read: int) -> Certificate:
         """Of a row whose bounds read so many bytes and left ``count`` tokens to compute."""
-        each = float(getattr(self._ladder.tiers[tier], "failure_probability", 0.0))
-        return Certificate(
-            kind,
-            "probabilistic" if each else "deterministic",
-            tier,
-            count,
-            read + count * self._row_bytes,
-            count / self._size,
-            failure_probability=min(1.0, each * self._size),
-        )
+        cost, share = read + count * self._row_bytes, count / self._size
+        return Certificate(kind, "deterministic", TIER, count, cost, share)
 
     def _finish(self, ids: Ids, products: Float32s) -> Float32s:
         """Raw canonical logits [I] from the products of rows ``ids``."""
@@ -448,14 +406,10 @@ class DeviceShard:
         return []
 
 
-def _buckets(largest: int) -> list[tuple[int, int]]:
-    """Buckets that steps of 1 to ``largest`` rows need, each with the fewest rows that need it."""
-    fewest = (1, *(bucket + 1 for bucket in BUCKETS))
-    return [pair for pair in zip(fewest, BUCKETS, strict=False) if pair[0] <= max(largest, 1)]
-
-
-def _screen(tier: Tier, device: torch.device | str) -> DeviceScreen:
-    """The screen of a tier, placed on a device: on its tensor cores wherever products are of
-    bytes."""
-    placed = tensor_cores.place(tier, device)
-    return lambda hidden: tensor_cores.screen(hidden, placed)
+def _buckets(largest: int) -> list[int]:
+    """Those that steps of 1 to ``largest`` rows need."""
+    return [
+        bucket
+        for below, bucket in zip((0, *BUCKETS), BUCKETS, strict=False)
+        if below < max(largest, 1)
+    ]

@@ -23,7 +23,7 @@ from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import summarise
 from lexshard.kernels.linear import linear, pack
-from lexshard.kernels.quantize import Tier, quantize
+from lexshard.kernels.quantize import Int8Tier, Tier, quantize
 
 if TYPE_CHECKING:
     from lexshard.actors.head.gpu.device_shard import DeviceShard
@@ -37,7 +37,7 @@ class ShardPart:
     ``samples`` of hidden states, in steps of up to ``largest`` rows; the dense screen competes
     where it is not ``certified``. ``directions`` are those that the hidden states have in common,
     for tiers that are better with one (`kernels.quantize`). Without tiers every screen is dense.
-    Rows with ``clusters`` are of the paper's head. On a ``device`` there must be tiers.
+    Rows with ``clusters`` are of the paper's head. On a ``device`` there must be int8.
     """
 
     weight: torch.Tensor  # [n, d] fp32 or bf16, its rows alone
@@ -104,11 +104,11 @@ def timed_shard(
     ready: Callable[[OutputHead], None] = lambda shard: None,
     calibrate: Calibrate = calibrate,
 ) -> BuiltShard:
-    """The shard of a part with these ``tiers``, the fastest of which ``calibrate`` finds; ``ready``
-    gets one on the CPU as soon as it can decide. Raises as `build_shard`."""
+    """The shard of a part with these ``tiers``, the fastest of which on a CPU ``calibrate`` finds;
+    ``ready`` gets one there as soon as it can decide. Raises as `build_shard`."""
     head = part.weight, part.bias, part.softcap, part.scale, part.owned.vocabulary_size
-    ladder = Ladder(tiers, ((1, next(iter(tiers))),)) if tiers else None
     if part.device == "cpu":
+        ladder = Ladder(tiers, ((1, next(iter(tiers))),)) if tiers else None
         # The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to
         # six times as fast as torch at one row.
         dense = partial(linear, weight=pack(part.weight))
@@ -120,21 +120,16 @@ def timed_shard(
         choices = choose(timings, certified=part.certified)
         shard.start_with(*choices)
         return BuiltShard(shard, timings, choices)
-    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
+    from lexshard.actors.head.gpu.device_shard import TIER, DeviceShard  # needs Triton
 
     if part.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")
-    assert ladder is not None, "a device has no dense screen"
-    there = DeviceShard(*head, ladder, device=part.device, owned=part.owned)
-    warm = part.warm or part.largest
-    there.warm_up(warm)
-    if part.samples is None:
-        return BuiltShard(there)
-    timings = calibrate(there, tuple(tiers), part.samples, part.largest)
-    choices = choose(timings, certified=True)
-    there.start_with(*choices)
-    there.warm_up(warm)  # of sizes that were not timed
-    return BuiltShard(there, timings, choices)
+    tier = tiers[TIER]
+    assert isinstance(tier, Int8Tier)
+    there = DeviceShard(*head, tier, device=part.device, owned=part.owned)
+    there.warm_up(part.warm or part.largest)
+    choice = ((1, TIER),)
+    return BuiltShard(there, choices=(choice, choice))
 
 
 def _of_clusters(part: ShardPart, cluster_of: npt.NDArray[np.int32]) -> PaperHead:

@@ -116,7 +116,7 @@ def build_tiers(workload: HeadWorkload, names: Sequence[str]) -> dict[str, Tier]
     """Low-precision copies of the weights, with the mean of the calibration states kept apart as
     a common direction."""
     direction = workload.calibration.mean(axis=0)
-    return {name: quantize(workload.weight, name, direction=direction) for name in names}  # type: ignore[arg-type]
+    return {name: quantize(workload.weight, name, direction=direction) for name in names}  # type: ignore[call-overload]
 
 
 def head_contenders(workload: HeadWorkload, tier: str, largest: int) -> dict[str, HeadContender]:

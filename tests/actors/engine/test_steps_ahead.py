@@ -299,15 +299,14 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.head.gpu.device_shard import DeviceShard
-from lexshard.actors.head.ladder import Ladder
 from lexshard.kernels.quantize import quantize
 from tests.actors.engine.test_steps_ahead import interpreted_requests
 settings = {"dtype": "float32", "device": "cpu", "body": "general", "head": "dense", "threads": 1}
 engine = Engine(EngineConfiguration(sys.argv[1], **settings))
 expected = run_to_completion(engine, interpreted_requests())
 weight = engine.model.head.weight.detach().float()
-ladder = Ladder({"int8": quantize(weight, "int8")}, ((1, "int8"),))
-engine._head.head = DeviceShard(weight, None, None, 1.0, len(weight), ladder, device="cpu")
+tier = quantize(weight, "int8")
+engine._head.head = DeviceShard(weight, None, None, 1.0, len(weight), tier, device="cpu")
 engine.steps.draws_ahead = True
 assert run_to_completion(engine, interpreted_requests()) == expected
 draws = engine.steps.device_draws

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
 
@@ -48,15 +47,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def make_shard(choices: tuple[tuple[int, str], ...]) -> Any:
-    from lexshard.actors.head.gpu.device_shard import DeviceShard
-
-    weight = torch.randn(SIZE, COLUMNS, generator=torch.Generator().manual_seed(0))
-    tiers = {kind: quantize(weight, kind) for kind in ("int8", "int4")}  # type: ignore[call-overload]
-    ladder = Ladder(tiers, choices)
-    return DeviceShard(weight, None, None, 1.0, SIZE, ladder, device="cpu", capacity=8)
-
-
 ALL = [1, 2, 4, 8, 16, 32, 64]
 
 
@@ -67,19 +57,9 @@ ALL = [1, 2, 4, 8, 16, 32, 64]
 def test_the_bucket_above_the_largest_step_is_warm(
     asked: list[int], largest: int, expected: list[int]
 ) -> None:
-    make_shard(((1, "int8"),)).warm_up(largest)
+    from lexshard.actors.head.gpu.device_shard import DeviceShard
+
+    weight = torch.randn(SIZE, COLUMNS, generator=torch.Generator().manual_seed(0))
+    tier = quantize(weight, "int8")
+    DeviceShard(weight, None, None, 1.0, SIZE, tier, device="cpu", capacity=8).warm_up(largest)
     assert asked == expected
-
-
-def test_every_tier_that_a_bucket_may_start_with_is_warm(asked: list[int]) -> None:
-    """Five rows and six go through the same bucket, but not through the same tier."""
-    shard = make_shard(((1, "int8"), (6, "int4")))
-    shard.warm_up(7)
-    assert asked == [1, 2, 4, 8, 8]
-    assert set(shard._steps) == {*((rows, "int8") for rows in (1, 2, 4, 8)), (8, "int4")}
-
-
-def test_the_tier_that_is_taken_when_another_leaves_too_much_is_warm(asked: list[int]) -> None:
-    shard = make_shard(((1, "int4"),))
-    shard.warm_up(2)
-    assert set(shard._steps) == {(rows, tier) for rows in (1, 2) for tier in ("int8", "int4")}
