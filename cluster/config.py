@@ -93,7 +93,6 @@ def _engine_options() -> dict[str, Any]:
             rules["ge"] = told.least
         if get_origin(kind) is tuple:
             kind, default = types.GenericAlias(list, get_args(kind)[0]), list(default)
-            rules["min_length"] = 1
         if told.in_bytes:
             kind = ByteSize | None
         value = ... if default is MISSING else default

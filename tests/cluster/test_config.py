@@ -24,6 +24,7 @@ AUTOMATIC = {
     "main",
     "the model's",
     "512, on a GPU 4096",
+    "`int8`, `int4`; on a GPU `int8` alone",
     "a tenth of the memory at most",
     "measured",
     "its threads",
