@@ -40,6 +40,7 @@ def joined(address: str, environment: Mapping[str, str] | None = None) -> str:
     return done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr
 
 
+@pytest.mark.slow
 def test_what_listens_there_but_is_no_cluster_is_told_within_seconds() -> None:
     """Ray's own dashboard is such a one: Ray would try for minutes."""
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http, socket.socket() as silent:

@@ -61,6 +61,7 @@ async def _collect(stream: Any, sequences: int = 1) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.slow
 def test_streams_and_cancels_across_processes() -> None:
     """With an engine that was begun before anybody wanted it, and is found."""
     from lexshard.cluster.engine.ray_actor import RayEngines
@@ -118,6 +119,7 @@ def test_killing_the_engine_loses_no_stream_and_changes_no_token(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_model_that_cannot_be_served_says_why(begun: bool) -> None:
     """Also where the engine has failed before anybody asked."""
@@ -137,6 +139,7 @@ def test_a_model_that_cannot_be_served_says_why(begun: bool) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_alone() -> None:
     """What an API process that is killed leaves behind: sequences nobody waits for, an engine that
     goes on with the others, and that ends with the last of them. One that has only lost its

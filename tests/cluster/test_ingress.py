@@ -109,6 +109,7 @@ def test_what_is_no_request_is_refused_in_haproxys_own_words(
     assert body.startswith("<html>")
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_end_are_waited_for_ten_seconds(ingress: int) -> None:
     """Fifty of them at once, and meanwhile others are served."""
     started = time.monotonic()

@@ -65,6 +65,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     assert told(engine_of(**changes), requests) == of_one_rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
@@ -78,6 +79,7 @@ def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
     assert told_while_ranks_are_lost(engine_of(ranks), some, number) == expected
 
 
+@pytest.mark.slow
 def test_decoders_of_torch_tell_the_same_whatever_is_beside_and_whoever_is_lost(
     requests: list[Request],
 ) -> None:
@@ -103,6 +105,7 @@ def test_ranks_that_would_share_a_gpu_are_refused() -> None:
         RankProcesses([part], seconds=1.0)
 
 
+@pytest.mark.slow
 def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:
     engine = engine_of(2)
     ranks = [psutil.Process(role.place.process_id) for role in engine.roles() if role.index]

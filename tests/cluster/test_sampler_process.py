@@ -184,6 +184,7 @@ def test_dense_rows_of_another_vocabulary_are_refused(process: SamplerProcess) -
     assert process.submit(DecisionWork(1, Deltas())).result().decisions == ()
 
 
+@pytest.mark.slow
 def test_a_sampler_that_cannot_start_says_why() -> None:
     with pytest.raises(ValueError, match="no such hot vocabulary"), running("unmakeable"):
         pass
@@ -220,6 +221,7 @@ def test_closing_loses_what_is_pending() -> None:
         process.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to look for leaks")
 def test_kill_9_of_the_owner_ends_the_sampler_and_leaves_nothing() -> None:
     script = (

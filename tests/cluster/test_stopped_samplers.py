@@ -21,6 +21,7 @@ from lexshard.actors.states.deltas import Deltas
 from lexshard.cluster.roles.stopped import LOOKS, StoppedProcess
 from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.processes import gone
+from tests.support.quick import slow
 from tests.support.sampler_processes import play, running, stand_in
 from tests.support.sampler_stand_in import THOUGHTFUL_SECONDS
 from tests.support.sampler_work import SETTINGS, SIZE, dense_rows
@@ -43,7 +44,8 @@ def inline() -> SamplerHandle:
 
 
 @pytest.mark.parametrize(
-    ("number", "samplers"), [(signal.SIGKILL, 2), (signal.SIGSTOP, 1), (signal.SIGSTOP, 2)]
+    ("number", "samplers"),
+    [(signal.SIGKILL, 2), slow(signal.SIGSTOP, 1), slow(signal.SIGSTOP, 2)],
 )
 def test_a_sampler_lost_in_mid_step_changes_no_token(number: signal.Signals, samplers: int) -> None:
     expected = play(DecisionPlane(inline, 1, inline, SIZE))
@@ -56,6 +58,7 @@ def test_a_sampler_lost_in_mid_step_changes_no_token(number: signal.Signals, sam
     assert gone(victim.process_id, 5)
 
 
+@pytest.mark.slow
 def test_samplers_that_are_all_stopped_change_no_token() -> None:
     """The one that takes over is stopped as well: then the engine's own process decides."""
     expected = play(DecisionPlane(inline, 1, inline, SIZE))
@@ -67,6 +70,7 @@ def test_samplers_that_are_all_stopped_change_no_token() -> None:
     assert plane.counters.lost == 2
 
 
+@pytest.mark.slow
 def test_whoever_waits_learns_of_it() -> None:
     """For a result, for a slot, for room in the socket, and for the sampler to start."""
     random = np.random.default_rng(0)
@@ -100,6 +104,7 @@ def test_a_stopped_sampler_is_closed_at_once() -> None:
         assert gone(process.process_id, 5)
 
 
+@pytest.mark.slow
 def test_a_slow_sampler_is_waited_for() -> None:
     """Whatever it does for longer than a stopped one is given."""
     with running("thoughtful") as process:
@@ -109,6 +114,7 @@ def test_a_slow_sampler_is_waited_for() -> None:
         assert len(result.decisions) == 1
 
 
+@pytest.mark.slow
 def test_a_sampler_that_goes_on_in_time_is_waited_for() -> None:
     """Stopped three times for half a second, which is too long only when put together."""
     with running("thoughtful") as process:

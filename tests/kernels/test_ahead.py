@@ -65,6 +65,7 @@ def as_json(**groups: list[Call]) -> str:
     )
 
 
+@pytest.mark.slow
 def test_what_was_compiled_ahead_is_loaded_and_computes_the_same(tmp_path: Path) -> None:
     """Both a kernel and one that calls it: each of a group of its own, and both of one."""
     apart, together, nothing = tmp_path / "apart", tmp_path / "together", tmp_path / "nothing"
@@ -91,6 +92,7 @@ print(len(call.dispatcher.signatures), len(call.dispatcher.stats.cache_hits))
 """
 
 
+@pytest.mark.slow
 def test_what_is_compiled_beside_is_at_hand_afterwards(tmp_path: Path) -> None:
     call = json.dumps({"function": COUNT.function, "arguments": COUNT.arguments})
     assert in_a_process(BESIDE, tmp_path, call).split() == ["1", "1"]
@@ -112,11 +114,13 @@ def test_a_process_that_compiles_ends_with_the_one_that_asked(tmp_path: Path) ->
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_what_the_cache_has_is_not_compiled_again(tmp_path: Path) -> None:
     in_a_process(AHEAD, tmp_path, as_json(all=[COUNT]))
     assert in_a_process(AHEAD, tmp_path, as_json(all=[COUNT])).split() == ["missing", "0"]
 
 
+@pytest.mark.slow
 def test_a_call_that_cannot_be_compiled_keeps_no_other_from_it(
     tmp_path: Path,
 ) -> None:

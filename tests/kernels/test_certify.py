@@ -146,6 +146,7 @@ def test_a_nucleus_is_certified_where_bounds_are_tight() -> None:
     assert certified >= 180
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [0.3, 0.7, 0.95])
 def test_a_nucleus_certified_from_half_the_mass_outside_is_noticed(top_p: float) -> None:
     """The tests above have teeth: understated masses certify wrong sets."""

@@ -32,6 +32,7 @@ for number in range({KEYS}):
 """
 
 
+@pytest.mark.slow
 def test_whoever_saves_at_the_same_time_every_key_has_its_own_code(tmp_path: Path) -> None:
     start = str(time.time() + 4.0)  # when all have imported what they need
     savers = [

@@ -62,6 +62,7 @@ def test_a_wrong_mass_is_noticed() -> None:
     assert sum(not _outside_mass_holds(seed, 3, 200, "plain", 0.3, 0.5) for seed in range(50)) > 10
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32),
     st.integers(1, 300),

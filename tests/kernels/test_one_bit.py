@@ -54,6 +54,7 @@ def _normalised(
     return np.asarray(error / np.sqrt(variance))
 
 
+@pytest.mark.slow
 def test_no_violation_in_a_million_triples_and_many_with_half_the_bound() -> None:
     """(row, hidden state, rotation): 320 rotations of 60 rows and 64 hidden states each.
 
@@ -131,6 +132,7 @@ def test_no_violation_in_ten_million_triples_at_full_width() -> None:
         assert not np.any(np.abs(screened.estimate - canonical) > _bound(screened))
 
 
+@pytest.mark.slow
 def test_rotations_are_uniform() -> None:
     """Of a Haar matrix of order n > 4 the trace has moments 0, 1, 0, 3, and the trace of the square
     mean 1 and variance 2 (Diaconis and Shahshahani 1994). 1,000 matrices; every average within 5

@@ -99,6 +99,7 @@ def test_the_compile_cache_follows_every_source(tmp_path: Path) -> None:
     assert sources_digest(tmp_path) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [None, "elsewhere"])
 def test_compiled_kernels_lie_in_the_cache_folder(tmp_path: Path, chosen: str | None) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}

@@ -80,6 +80,7 @@ print(sum(twice.stats.cache_hits.values()), sum(twice.stats.cache_misses.values(
 """
 
 
+@pytest.mark.slow
 @needs_avx2
 def test_neither_finds_what_was_compiled_for_the_other(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text(KERNEL)

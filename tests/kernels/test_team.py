@@ -105,6 +105,7 @@ def test_all_see_what_all_wrote_before_they_met(team: Team) -> None:
         assert rounds(team, size) == expected
 
 
+@pytest.mark.slow
 def test_a_job_within_a_job_and_two_callers_are_done_whole(team: Team) -> None:
     seen = np.zeros((3, 5), np.int64)
     _nested(team.words, 3, seen)
@@ -162,6 +163,7 @@ def test_a_caller_goes_on_alone_while_others_are_kept_waiting(team: Team) -> Non
     assert steps(50) == 50
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_team() -> None:
     """Whether its threads sleep or look for a job."""
     for pause in (0.0, 0.3):

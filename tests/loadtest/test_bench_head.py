@@ -73,6 +73,7 @@ def parse(*options: str) -> argparse.Namespace:
 SMALL = ("-V", "1024", "-d", "128", "--batch", "1,3", "--runs", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["auto", "int8"])
 def test_a_run_writes_times_certificates_and_ratios(
     tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

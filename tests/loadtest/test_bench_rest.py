@@ -235,6 +235,7 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     assert engine == ["engine", "lexshard", "0.30", "3.00", "700", "500"]
 
 
+@pytest.mark.slow
 def test_a_real_server_rests_with_every_process_accounted_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,7 @@ def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "POOL", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pool")
 def test_a_run_writes_times_sets_and_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

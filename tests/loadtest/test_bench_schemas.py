@@ -21,6 +21,7 @@ def write(folder: Path, name: str, schema: Any, **valid: bool) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"schema": schema, "tests": tests}))
 
 
+@pytest.mark.slow
 def test_real_schemas_are_held_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

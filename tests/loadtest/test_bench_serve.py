@@ -81,6 +81,7 @@ def test_answers_that_are_none_are_told_with_their_reason(fault: str, reason: st
     assert sorted(reasons) == ["", "", reason, reason]
 
 
+@pytest.mark.slow
 def test_the_command_loads_endpoints_by_turns_and_writes_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

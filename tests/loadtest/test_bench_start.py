@@ -125,6 +125,7 @@ def test_a_stream_with_another_text_is_an_exit_status(
     assert "1 streams after a kill are wrong" in printed.err
 
 
+@pytest.mark.slow
 def test_a_real_server_whose_engine_is_killed_goes_on_with_the_same_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

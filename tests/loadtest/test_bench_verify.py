@@ -115,6 +115,7 @@ def test_peak_memory_is_what_a_call_takes_for_a_moment() -> None:
     assert nothing < 4e6
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_whatever_the_engine(shape: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found(shape, 300, monkeypatch) == []
 
 
+@pytest.mark.slow
 def test_a_sequence_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one was whose last guess stood and that had nothing left to say."""
 

@@ -67,6 +67,7 @@ class HostTimer:
     wall_run = device_run
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_that_a_bare_cuda_machine_lacks() -> None:
     pytest.importorskip("triton")
     names = ["tests.conftest"]

@@ -106,6 +106,7 @@ def test_plots_show_something_in_a_browser(tmp_path: Path) -> None:
         assert sum(band.any() for band in np.array_split(rows, 20)) >= 8
 
 
+@pytest.mark.slow
 def test_the_overview_has_a_figure_of_every_result_and_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from lexshard.serve_app.description.fields import MEANINGS, TRANSLATED_MEANINGS
 from lexshard.serve_app.description.openapi import OPERATIONS, meanings_of
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import TOKENIZER, listening
+from tests.support.quick import slow
 from tests.support.scored_pairs import PAIRS, labels_only
 
 KEY = "the-key"
@@ -115,8 +116,8 @@ def test_keys_and_the_path_of_a_proxy_are_told(description: dict[str, Any]) -> N
     ("options", "least"),
     [
         ("--phases examples,fuzzing,stateful --max-examples 5", 100),
-        ("--phases coverage --include-path /v1/completions", 300),
-        pytest.param("--max-examples 10", 4000, marks=pytest.mark.slow),
+        slow("--phases coverage --include-path /v1/completions", 300),
+        slow("--max-examples 10", 4000),
     ],
 )
 def test_every_answer_is_as_described(url: str, tmp_path: Path, options: str, least: int) -> None:

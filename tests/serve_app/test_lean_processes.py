@@ -81,6 +81,7 @@ def test_status_of_a_server_that_is_not_there_is_told_without_any_of_it() -> Non
     assert done.stderr == "lexshard: no server answers at http://127.0.0.1:1: connection refused\n"
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_read_without_torch_and_also_where_transformers_has_found_one(
     tmp_path: Path,
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_tokenizer_is_read_without_torch_and_also_where_transformers_has_found
         assert done.stdout.strip() == f"[97, 98] {has_torch}", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_collections_of_garbage_leave_out_what_an_api_process_has_loaded(tmp_path: Path) -> None:
     """They stop every stream for as long as they take."""
     look = f"""if True:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lexshard.serve_app.api_processes.seats import Seats
 from tests.support.counting import PATH, metrics, record, values
 from tests.support.mock_engine import MockEngine
@@ -36,6 +38,7 @@ def test_every_process_tells_the_sum(tmp_path: Path) -> None:
     assert told['lexshard_request_seconds_bucket{le="1.0"}'] == 6
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_has_counted_stays_and_is_gone_on_with(tmp_path: Path) -> None:
     own = metrics(Seats(tmp_path, 1))
     own.observe(record())

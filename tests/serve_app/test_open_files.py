@@ -23,6 +23,7 @@ FILES, CONNECTIONS = 1024, 448
 RESTING = 400  # clients that are connected and ask nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", PROCESS_AND_SLOW_RAY)
 def test_with_a_hard_limit_of_1024_it_serves_as_many_as_fit(
     tmp_path: Path, backend: Backend

@@ -247,6 +247,7 @@ def test_a_link_holds_prompt_options_and_seed(page: Any, chrome: Any, server: Se
     assert "temperature=1.1" in program
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_a_pause_and_the_text_is_the_same(page: Any) -> None:
     page.check("label:has-text('Completion')")
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
@@ -356,6 +357,7 @@ SCROLL = """() => new Promise((resolve) => {
 })"""
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_refused_and_kept_in_memory_alone(chrome: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("the-key\n")

@@ -231,6 +231,7 @@ def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, 
     assert verdicts(server, [good])[0]["equal"]
 
 
+@pytest.mark.slow
 def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: Server) -> None:
     body = {
         "prompt": "Once upon a time",
@@ -269,6 +270,7 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
         assert all(each["equal"] for each in replaying.result(120))
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_server(tmp_path: Path, receipts: Any, capsys: Any) -> None:
     def replay(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "lexshard.serve_app.cli", "replay", *arguments]

@@ -27,6 +27,7 @@ from lexshard.serve_app.openai.protocol import CompletionRequest, parse
 from lexshard.serve_app.request_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Wire, listening, post
+from tests.support.quick import slow
 
 LIMIT = 65_536
 TOO_LARGE = 8 * 1024 * 1024
@@ -149,7 +150,7 @@ def answer_of(client: socket.socket) -> tuple[int, dict[str, str], dict[str, Any
         return status, headers, json.loads(stream.read(int(headers["content-length"])))["error"]
 
 
-@pytest.mark.parametrize("declared", [15 * MIB, None], ids=["a length", "in chunks"])
+@pytest.mark.parametrize("declared", [slow(15 * MIB), None], ids=["a length", "in chunks"])
 def test_stopped_bodies_take_no_more_memory_than_a_clients_share(
     declared: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

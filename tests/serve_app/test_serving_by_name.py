@@ -24,6 +24,7 @@ def server() -> Iterator[HubServer]:
         yield serving
 
 
+@pytest.mark.slow
 def test_a_model_and_its_draft_are_served_by_their_names(
     server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

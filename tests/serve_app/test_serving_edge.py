@@ -151,6 +151,7 @@ def test_200_devices_beside_plain_requests(server: Server) -> None:
     wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["engine", "api"])
 def test_texts_go_on_when_a_process_is_killed(server: Server, role: Any) -> None:
     """The engine's successor is told the guesses again; with the API process the sessions are lost,
@@ -261,6 +262,7 @@ def comparable(text: str) -> list[Any]:
     return [said, [piece["finish_reason"] for piece in pieces if piece["finish_reason"]]]
 
 
+@pytest.mark.slow
 def test_a_device_that_the_server_cannot_use_is_told_why(server: Server, tmp_path: Path) -> None:
     """A draft model with another tokenizer, and a server that is away."""
     other = tmp_path / "draft"

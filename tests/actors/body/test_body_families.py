@@ -23,6 +23,7 @@ from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.body.self_test import Piece, pack_batch
 from lexshard.kernels import pool
 from tests.support.paths import DEMO
+from tests.support.quick import slow
 from tests.support.tiny_models import SERVED, VOCABULARY, save_tiny
 
 LENGTHS = (45, 18, 33)
@@ -90,9 +91,16 @@ def _load(family: str, folder: Path, **settings: Any) -> tuple[Path, LoadedModel
     )
 
 
+# Of those that the general body alone computes.
+QUICK = ("llama", "gemma3_text", "qwen3_moe", "cohere")
+
+
 @pytest.mark.parametrize(
     ("family", "body"),
-    [*((each, "general") for each in SERVED), *((each, "fused") for each in FAMILIES)],
+    [
+        *((each, "general") if each in QUICK else slow(each, "general") for each in SERVED),
+        *((each, "fused") for each in FAMILIES),
+    ],
 )
 def test_rows_are_those_of_the_plain_forward_pass_with_bits_of_their_own(
     family: str, body: str, tmp_path: Path

@@ -31,6 +31,7 @@ from lexshard.actors.body.model_code import model_code
 from lexshard.actors.body.self_test import check_body, check_windows, run_alone
 from lexshard.kernels.linear import Arithmetic
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
+from tests.support.quick import quick
 from tests.support.tiny_models import REFUSED, save_tiny
 
 REASONS = {
@@ -50,7 +51,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", quick(REFUSED, *(REFUSED.keys() - {"gpt_oss"})))
 def test_families_that_would_be_wrong_are_refused(family: str, tmp_path: Path) -> None:
     save_tiny(family, tmp_path)
     with pytest.raises(ModelRefusedError, match=REASONS[family]):
@@ -174,6 +175,7 @@ def test_the_fused_body_is_refused_where_it_does_not_fit(tmp_path: Path) -> None
         load(tmp_path, body="fused")
 
 
+@pytest.mark.slow
 def test_a_body_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A soft-cap lost on the way to attention must not go unnoticed."""
     save_tiny("gemma2", tmp_path)
@@ -203,6 +205,7 @@ def test_a_constant_that_is_a_little_off_is_refused(
         load(tmp_path, dtype, body="fused", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_deep_model_of_which_rounding_makes_much_is_served_and_a_wrong_rounding_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from lexshard.actors.body.gpu.compiled_layers import KEYS
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
 from lexshard.kernels.attention import allocate_cache
+from tests.support.quick import quick
 from tests.support.recorded_steps import TABLES, TOKENS, largest_difference
 from tests.support.tiny_models import save_tiny
 
@@ -48,7 +49,9 @@ def body_of(family: str, folder: Path, **changes: Any) -> GeneralBody:
     return body
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3", "olmo2"])
+@pytest.mark.parametrize(
+    "family", quick(["llama", "qwen3", "gemma2", "phi3", "olmo2"], "llama", "phi3")
+)
 def test_a_layer_compiles_as_a_whole_and_computes_the_same(family: str, tmp_path: Path) -> None:
     """Chunks, decoding, several sequences, and then another cache."""
     body = body_of(family, tmp_path)
@@ -61,6 +64,7 @@ def test_a_layer_compiles_as_a_whole_and_computes_the_same(family: str, tmp_path
     assert largest_difference(run_mixed(body, TOKENS), expected) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("gemma2", 2)])
 def test_layers_of_one_kind_share_their_code(family: str, kinds: int, tmp_path: Path) -> None:
     """Layers with a window and layers without are two kinds; steps of one row are another shape
@@ -74,6 +78,7 @@ def test_layers_of_one_kind_share_their_code(family: str, kinds: int, tmp_path: 
     assert counter.frame_count == 3 * kinds  # five rows, one row, any number of rows
 
 
+@pytest.mark.slow
 def test_steps_of_fixed_shapes_take_compiled_layers(tmp_path: Path) -> None:
     body = body_of("gemma2", tmp_path)
     expected = run_mixed(body, TOKENS)
@@ -100,6 +105,7 @@ def test_layers_that_do_not_compile_are_computed_as_they_are_written(tmp_path: P
     assert largest_difference(run_mixed(body, expected.token_ids), before) == 0.0
 
 
+@pytest.mark.slow
 def test_layers_that_compute_something_else_are_not_taken(tmp_path: Path) -> None:
     model = model_of("llama", tmp_path)
     expected = plain_forward(model)

@@ -26,6 +26,7 @@ from lexshard.actors.body.gpu.flash_attention import requests_of
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.self_test import Expected, plain_forward, run_alone, run_mixed
 from tests.support import flash_infer, recorded_steps
+from tests.support.quick import quick
 from tests.support.recorded_steps import RecordingCapture
 from tests.support.tiny_models import save_tiny
 
@@ -62,7 +63,7 @@ def differences(ours: list[torch.Tensor], expected: Expected) -> float:
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("made", ["gemma2", "llama", "mistral"], indirect=True)
+@pytest.mark.parametrize("made", quick(["gemma2", "llama", "mistral"], "llama"), indirect=True)
 @pytest.mark.usefixtures("installed")
 def test_steps_in_graphs_are_planned_and_attended_by_it(
     made: tuple[GeneralBody, Expected], monkeypatch: pytest.MonkeyPatch
@@ -91,6 +92,7 @@ def test_steps_without_graphs_are_too(
     assert differences(run_mixed(body, expected.token_ids), expected) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_compiled_layers_attend_by_it(
     made: tuple[GeneralBody, Expected], monkeypatch: pytest.MonkeyPatch

@@ -186,6 +186,7 @@ def test_a_recorded_step_has_its_sums_and_waits_for_nothing(
         assert len(added) == 2 * body.num_layers + 1
 
 
+@pytest.mark.slow
 def test_layers_compile_with_their_sums_and_products_of_one_input_are_one(
     one_of_two: tuple[GeneralBody, TwoAlike],
 ) -> None:

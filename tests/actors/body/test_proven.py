@@ -102,6 +102,7 @@ def test_whatever_type_is_stored(stored: torch.dtype, tmp_path: Path, checks: Wa
     assert checks() == 1
 
 
+@pytest.mark.slow
 def test_a_second_load_needs_no_transformers(tmp_path: Path) -> None:
     program = (
         "import sys\n"

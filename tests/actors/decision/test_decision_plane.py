@@ -182,6 +182,7 @@ def run(seed: int, start: Callable[[], SamplerHandle], count: int, steps: int = 
     return compared
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([1, 2, 4]), threads=st.integers(0, 3))
 def test_any_number_of_samplers_decides_like_the_reference(
     seed: int, count: int, threads: int
@@ -198,6 +199,7 @@ def test_lost_samplers_lose_no_decision(seed: int, count: int) -> None:
     run(seed, lambda: MortalSampler(deaths, 0.15), count)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 def test_decisions_in_the_engines_thread_are_the_same(seed: int) -> None:
     """From the states of the engine itself, to which nothing is told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def test_a_sequence_that_finds_no_room_holds_none() -> None:
     cache.check()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_no_block_is_lost_or_has_two_owners(data: st.DataObject) -> None:

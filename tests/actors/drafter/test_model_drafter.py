@@ -25,6 +25,7 @@ from lexshard.kernels.noise import gumbel_noise
 from lexshard.kernels.truncate import truncate
 from tests.support.draft_cases import full_head, guessed, model_drafter, routed_head
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.quick import quick
 
 KEYS = (0, 2**64 - 1, 123456789)
 
@@ -99,7 +100,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", quick(DRAFTERS, "native", "stepwise"))
 def test_guesses_are_those_of_the_plain_model(
     model: LoadedModel, plain: Any, prompt_ids: list[tuple[int, ...]], kind: str
 ) -> None:

@@ -120,6 +120,7 @@ def test_guesses_of_the_same_noise_change_no_token(
     assert link.engine.statistics().draft_accepted_tokens > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     ["csqs", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("ksqs", "qs"))],
@@ -159,6 +160,7 @@ def test_greedy_texts_are_the_target_s_own_in_every_mode(
     assert link.told == link.guesses * math.ceil(math.log2(link.engine.model.vocabulary_size))
 
 
+@pytest.mark.slow
 def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, ...]]) -> None:
     parameters = SamplingParameters(temperature=1.0, max_tokens=60, ignore_eos=True, seed=5)
     requests = [Request(str(i), 0, prompt_ids[i][:40], parameters) for i in range(4)]

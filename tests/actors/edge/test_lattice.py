@@ -29,6 +29,7 @@ def lattices(draw_one: st.DrawFn) -> tuple[Lattice, int]:
     return Lattice(ids, np.array(counts, np.int64)), vocabulary_size
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(lattices())
 def test_what_is_decoded_is_what_was_encoded(case: tuple[Lattice, int]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from lexshard.actors.engine.completion import Completion
 from lexshard.actors.messages import Request
 from tests.support.paths import DEMO_DRAFT
+from tests.support.quick import quick
 from tests.support.speculation_cases import Guesses, drafting_engine, requests_of, run_and_close
 
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -49,7 +50,7 @@ def test_it_says_something_else_than_float32(
     assert 0.5 < sum(ours == theirs for ours, theirs in pairs) / len(pairs) < 1.0
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", quick(CHANGES, "draft model", "three threads", "little room"))
 def test_no_circumstance_changes_a_token(
     requests: list[Request], plain: list[Completion], name: str
 ) -> None:
@@ -59,13 +60,16 @@ def test_no_circumstance_changes_a_token(
         assert engine.statistics().preemptions > 0
 
 
+@pytest.mark.slow
 def test_the_general_body_says_the_same_with_guesses_and_without(requests: list[Request]) -> None:
     general = {**BFLOAT16, "body": "general"}
     expected = run_and_close(drafting_engine(**general), requests)
     assert run_and_close(drafting_engine(**general, **MODEL), requests) == expected
 
 
-@pytest.mark.parametrize("changes", [{}, {"kv_cache_bytes": 12 * BLOCK_BYTES}, {"samplers": 2}])
+@pytest.mark.parametrize(
+    "changes", quick([{}, {"kv_cache_bytes": 12 * BLOCK_BYTES}, {"samplers": 2}], {})
+)
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_guesses_that_are_taken_back_change_no_token(
     requests: list[Request], plain: list[Completion], share: float, changes: dict[str, Any]

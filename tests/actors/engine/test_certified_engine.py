@@ -88,7 +88,7 @@ def _compare(ours: Engine, theirs: Engine, prompts: list[tuple[int, ...]], name:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.slow)])
 def test_certified_equals_dense(
     certified: Engine,
     dense: Engine,
@@ -101,6 +101,7 @@ def test_certified_equals_dense(
     _compare(certified, dense, more_prompt_ids[:count], name)
 
 
+@pytest.mark.slow
 def test_the_papers_head_equals_dense(
     dense: Engine, folder: Path, prompt_ids: list[tuple[int, ...]]
 ) -> None:

@@ -217,6 +217,7 @@ def test_lengths_and_modes_are_a_sequence_s_own(prompt_ids: list[tuple[int, ...]
     assert max(len(event.token_ids) for event in told["five"]) > 2
 
 
+@pytest.mark.slow
 def test_tokens_follow_the_target_whatever_outside_guesses_were_drawn_from(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:

@@ -48,7 +48,7 @@ def plain() -> Any:
     return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_greedy_equals_transformers_generate(
     engine: Engine, plain: Any, prompt_ids: PromptIds, count: int
 ) -> None:
@@ -159,6 +159,7 @@ def test_chunked_preempted_uncached_and_restarted(engine: Engine, prompt_ids: Pr
             assert other.statistics().preemptions > 0
 
 
+@pytest.mark.slow
 def test_blocks_that_a_sequence_computed_itself_are_not_told_as_found(
     prompt_ids: PromptIds,
 ) -> None:
@@ -191,6 +192,7 @@ def test_replay_from_received_tokens_continues_the_same(
         assert rest == [tokens[received:] for tokens in expected]
 
 
+@pytest.mark.slow
 def test_the_general_body_keeps_the_promise_too(engine: Engine, prompt_ids: PromptIds) -> None:
     general = demo_engine(body="general", step_tokens=50)
     assert general.information.batch_invariant
@@ -284,6 +286,7 @@ def test_text_in_text_out_and_stop_strings(engine: Engine, demo_tokenizer: Any) 
 # -- tidy -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
 def test_cancelling_a_third_leaks_nothing(prompt_ids: PromptIds, count: int) -> None:
     """At random; survivors are right, blocks and memory come back."""

@@ -21,6 +21,7 @@ from lexshard.actors.messages import Commands, Request, SamplingParameters, Step
 from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
+from tests.support.quick import slow
 from tests.support.speculation_cases import requests_of, run_and_close
 
 PromptIds = list[tuple[int, ...]]
@@ -38,8 +39,8 @@ def expected(prompt_ids: PromptIds) -> list[Completion]:
     ("count", "threads", "blocks"),
     [
         (1, 2, None),
-        (2, 1, None),
-        (3, 1, 17),  # too little memory for all at once: sequences are preempted
+        slow(2, 1, None),
+        slow(3, 1, 17),  # too little memory for all at once: sequences are preempted
     ],
 )
 def test_samplers_change_no_token(
@@ -111,6 +112,7 @@ def _children() -> set[int]:
         return {int(each) for each in file.read().split()}
 
 
+@pytest.mark.slow
 def test_a_request_cancelled_while_its_token_is_decided_leaves_nothing(
     prompt_ids: PromptIds,
 ) -> None:

@@ -100,6 +100,7 @@ def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[
     assert stats.chisquare(counts, wanted).pvalue > FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -143,6 +144,7 @@ def coupling_of(p: np.ndarray, q: np.ndarray) -> float:
     return float(sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in both))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verify", "formula"), [("same-distribution", overlap_of), ("same-token", coupling_of)]
 )
@@ -186,6 +188,7 @@ def test_guesses_stand_as_often_as_the_formula_says(
     assert abs(statistics.draft_accepted_tokens / tested - expected) < 4 * error
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_alone_or_among_others(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:

@@ -315,6 +315,7 @@ def test_a_preempted_sequence_goes_on_when_there_is_a_place() -> None:
     assert clients.scheduler.preemptions <= visits
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=2, max_size=4),

@@ -25,6 +25,7 @@ HOT = SamplingParameters(temperature=1.5, max_tokens=160)
 AT_ONCE = 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [5_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_what_ends_is_an_instance_and_what_is_cut_a_beginning(
     prompt_ids: list[tuple[int, ...]], tokens: int

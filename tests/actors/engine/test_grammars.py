@@ -24,6 +24,7 @@ from tests.support.grammar_cases import (
     told,
 )
 from tests.support.paths import DEMO_DRAFT
+from tests.support.quick import quick
 from tests.support.speculation_cases import Guesses, run_and_close
 
 COUNT = 39
@@ -63,7 +64,7 @@ def engine() -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", quick(ENGINES, "plain", "draft model", "short steps"))
 def test_what_is_said_is_masked_decoding(
     requests: list[Request], expected: Said, name: str
 ) -> None:

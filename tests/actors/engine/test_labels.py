@@ -15,6 +15,7 @@ from lexshard.actors.index.automatic import open_or_build
 from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
+from tests.support.quick import quick
 
 LABELS = (300, 17, 5000, 4, 999)
 ASKED = SamplingParameters(
@@ -30,7 +31,16 @@ ASKED = SamplingParameters(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"head": "dense"}, {"head": "paper"}, {"samplers": 1, "sampler_placement": "processes"}],
+    quick(
+        [
+            {},
+            {"head": "dense"},
+            {"head": "paper"},
+            {"samplers": 1, "sampler_placement": "processes"},
+        ],
+        {},
+        {"head": "dense"},
+    ),
     ids=str,
 )
 def test_labels_have_the_probabilities_they_have_among_themselves(

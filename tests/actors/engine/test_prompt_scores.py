@@ -20,6 +20,7 @@ from lexshard.actors.engine.loop import Commands
 from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS, PromptScores, SharedScores
 from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.demo_engine import demo_engine
+from tests.support.quick import slow
 
 PromptIds = list[tuple[int, ...]]
 
@@ -77,8 +78,8 @@ def expected(engine: Engine, prompt: tuple[int, ...]) -> list[Completion]:
     [
         {},
         {"prefix_cache": False},
-        {"step_tokens": 7},
-        {"samplers": 1},
+        slow({"step_tokens": 7}),
+        slow({"samplers": 1}),
     ],
     ids=str,
 )
@@ -200,6 +201,7 @@ def test_as_many_tokens_as_the_budget_pays_for(
     assert scores.cost(start, count + 1) > budget
 
 
+@pytest.mark.slow
 def test_few_choices_are_told_their_prompt_in_one_step(engine: Engine) -> None:
     """What a step says must be read, too, before a client hears of the next one."""
     parameters = replace(SCORED, prompt_logprobs=20, max_tokens=2)

@@ -151,6 +151,7 @@ def test_a_model_without_files_is_measured(measured: Measured, tmp_path: Path) -
     assert [measured.start(gone), measured.start(gone)] == [3, 3]
 
 
+@pytest.mark.slow
 def test_an_engine_chooses_the_same_and_shows_the_timings_that_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.messages import Drafting, Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
+from tests.support.quick import quick, slow
 from tests.support.speculation_cases import Guesses, drafting_engine, requests_of, run_and_close
 
 BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
@@ -46,7 +47,7 @@ def truth(plain: list[Completion]) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {each.prompt_ids: each.token_ids for each in plain}
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", quick(DRAFTERS, *(DRAFTERS.keys() - {"samplers"})))
 def test_the_text_is_that_without_a_drafter(
     requests: list[Request], plain: list[Completion], name: str
 ) -> None:
@@ -71,8 +72,8 @@ def test_the_text_of_five_hundred_prompts_is_that_without_a_drafter(
         (1.0, {}),
         (0.7, {"kv_cache_bytes": 12 * BLOCK_BYTES}),
         (0.7, {"prefix_cache": False, "step_tokens": 24}),
-        (0.7, {"samplers": 2}),
-        (0.7, {"samplers": 2, "sampler_placement": "processes"}),
+        slow(0.7, {"samplers": 2}),
+        slow(0.7, {"samplers": 2, "sampler_placement": "processes"}),
         (0.7, {"head": "dense"}),
     ],
     ids=str,

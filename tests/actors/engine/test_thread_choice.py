@@ -208,6 +208,7 @@ def requests(count: int) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["fused", pytest.param("general", marks=pytest.mark.slow)])
 def test_an_engine_measures_and_says_what_it_uses(body: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(choice, "available_cores", lambda: 2)

@@ -214,6 +214,7 @@ def test_half_the_bound_of_a_tier_is_not_enough(
     _assert_noticed(kind, _lost(head, shard, hidden, kind), len(hidden))
 
 
+@pytest.mark.slow
 def test_half_the_bound_of_a_tier_is_not_enough_at_once() -> None:
     """The same where one call goes from hidden states to candidates. So few rows have hidden states
     of 16 bits."""

@@ -38,6 +38,7 @@ from tests.support.certificate_heads import (
 from tests.support.certificate_needs import KINDS, random_needs
 from tests.support.certificate_oracle import Tally, judge, judge_many, truth
 from tests.support.cluster_cases import nearby
+from tests.support.quick import quick
 
 # What `make test` decides, per screen, and `make prove` ten times.
 POSITIONS = {
@@ -84,7 +85,7 @@ def _prove(screen: str, wanted: int, seed: int, first: int = 0) -> None:
         assert tally.tiers[screen] > 0.9 * wanted
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("screen", quick(SCREENS, "switching"))
 def test_a_million_certificates_and_none_is_wrong(screen: str) -> None:
     """1,010,000 certified positions at 64 to 4,096 rows of 8 to 64 columns; 0 violations.
 

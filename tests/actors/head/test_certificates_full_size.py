@@ -70,6 +70,7 @@ def _check_canonical(head: Head, hidden: Array) -> None:
         assert (error <= 2.0**-24 * wide.abs() + 1e-12 * sizes + 1e-45).all()
 
 
+@pytest.mark.slow
 def test_two_hundred_certificates_at_full_size(full_size: Head) -> None:
     """V = 131,072, d = 1,024: 120 positions by int8, 50 by int4, 30 by fp32; 0 violations."""
     _prove_full_size(full_size, POSITIONS, seed=3)

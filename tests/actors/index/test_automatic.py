@@ -85,6 +85,7 @@ def test_clusters_come_where_asked_and_cheap(own: Own, monkeypatch: pytest.Monke
     assert index.tiers == {}
 
 
+@pytest.mark.slow
 def test_an_index_of_other_weights_is_replaced_if_found_and_refused_if_named(
     own: Own, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_builds_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
     assert events == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_the_demo_model_has_an_index(demo: LoadedModel, tmp_path: Path) -> None:
     out = tmp_path / "index.safetensors"
     build_index(DEMO, demo, out, progress=Silent())

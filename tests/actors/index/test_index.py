@@ -94,6 +94,7 @@ def test_other_weights_are_refused_naming_both_hashes(tiny: Tiny) -> None:
         load_index(tiny.path, tiny.head.weight[:96], tiny.head.bias)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_noticed(tiny: Tiny, tmp_path: Path) -> None:
     """300 random places of the file and every 16th byte of its start: header and tensors."""
     content = tiny.path.read_bytes()

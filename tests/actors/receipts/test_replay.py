@@ -21,6 +21,7 @@ from lexshard.actors.receipts.run import replayed
 from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.quick import quick
 from tests.support.receipt_cases import (
     maker_of,
     receipt_requests,
@@ -74,7 +75,7 @@ def receipts(engine: Engine, requests: list[Request]) -> list[Receipt]:
     return found
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", quick(ENGINES, "bfloat16", "dense", "drafts"))
 def test_a_reply_is_made_again_whatever_it_was_made_beside(
     name: str, requests: list[Request], receipts: list[Receipt], engine: Engine
 ) -> None:

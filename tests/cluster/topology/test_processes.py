@@ -109,6 +109,7 @@ def test_a_node_of_other_versions_is_named_with_both() -> None:
     assert missing.startswith("node 10.0.0.2 has no lexshard, this one 1.0")
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_its_answer_answers_the_same_and_says_what_is_wrong() -> None:
     config = ServeConfig(model=str(DEMO), shards=2, samplers=1)
     module = "lexshard.cluster.topology.configured"
