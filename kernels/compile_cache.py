@@ -2,7 +2,8 @@
 
 numba renews a cached function when its own file changes, but not when a function it calls from
 another file does. A kernel compiled from yesterday's sources could then decide today's tokens. So
-the cache lives in a folder named after the contents of every kernel source.
+the cache lives in a folder named after the contents of every kernel source, and every checkout
+and environment with these shares it.
 
 Nor does numba keep processes apart that fill the cache together. Each looks for a free number in a
 function's index, notes it there and then writes the code to the file of that number: two that
@@ -27,21 +28,25 @@ from numba.core.caching import CacheImpl, IndexDataCacheFile, UserProvidedCacheL
 
 from lexshard.kernels.home import VARIABLE, home_folder
 
-PACKAGE = "lexshard."
+PACKAGE, KERNELS = "lexshard.", "lexshard.kernels."
 
 
-def sources_digest(folder: Path) -> str:
-    """A name for the exact contents of every Python file below ``folder``."""
+def sources_digest(folder: Path, *, triton: bool = True) -> str:
+    """A name for the exact contents of every Python file below ``folder``, or of those without
+    Triton, on which nothing that numba compiles depends."""
     digest = hashlib.blake2b(digest_size=10)
     for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode())
-        digest.update(path.read_bytes())
+        content = path.read_bytes()
+        if triton or b"\nimport triton" not in content:
+            digest.update(str(path.relative_to(folder)).encode())
+            digest.update(content)
     return digest.hexdigest()
 
 
 @functools.cache
 def _digest() -> str:
-    return sources_digest(Path(__file__).parent)
+    own = sources_digest(Path(__file__).parent, triton=False)
+    return f"{own}-numba-{numba.__version__}"  # what another one compiled it does not tell apart
 
 
 def compiled_folder() -> Path:
@@ -50,12 +55,25 @@ def compiled_folder() -> Path:
     return Path(named) if named else home_folder() / f"kernels-{_digest()}"
 
 
+@functools.cache
+def _contents(file: str) -> str:
+    return hashlib.blake2b(Path(file).read_bytes()).hexdigest()
+
+
 class KernelLocator(UserProvidedCacheLocator):
     """Tells numba the folder of a function of this package; of any other it says nothing."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
-        self._cache_path = str(compiled_folder() / self.get_suitable_cache_subpath(py_file))
+        module = py_func.__module__
+        # What lies elsewhere may differ between checkouts with the same kernels.
+        shared = module.startswith(KERNELS) and not numba.config.CACHE_DIR
+        own = module if shared else self.get_suitable_cache_subpath(py_file)
+        self._cache_path = str(compiled_folder() / own)
+
+    def get_source_stamp(self) -> str:
+        """By contents; older versions of numba go by the time of the last change."""
+        return _contents(self._py_file)
 
     @classmethod
     def from_function(cls, py_func: Callable[..., Any], py_file: str) -> KernelLocator | None:

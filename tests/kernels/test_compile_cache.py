@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 from lexshard import kernels
+from lexshard.kernels.home import VARIABLE as HOME
 from tests.support.paths import ROOT
 
 PROCESSES, KEYS = 4, 40
@@ -44,6 +47,45 @@ def test_whoever_saves_at_the_same_time_every_key_has_its_own_code(tmp_path: Pat
     for process in range(PROCESSES):
         for number in range(KEYS):
             assert cache.load((process, number)) == ["code of", process, number]
+
+
+WHERE = """
+from lexshard.kernels.draw import cpu
+from numba.core.dispatcher import Dispatcher
+found = [each for each in vars(cpu).values() if isinstance(each, Dispatcher)]
+cache = found[0]._cache
+print(cache.cache_path, cache._impl.locator.get_source_stamp())
+"""
+
+
+def test_checkouts_with_the_same_kernels_share_what_is_compiled(tmp_path: Path) -> None:
+    """Wherever they lie; one whose kernels differ has a folder of its own, whatever it changed."""
+
+    def where(root: Path) -> str:
+        (root / "names").mkdir(exist_ok=True)
+        (root / "names" / "lexshard").symlink_to(root)
+        environment = {**os.environ, HOME: str(tmp_path / "home")}
+        environment["PYTHONPATH"] = str(root / "names")
+        environment.pop("NUMBA_CACHE_DIR", None)
+        command = [sys.executable, "-P", "-c", WHERE]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    for each in (first, second):
+        shutil.copytree(ROOT / "kernels", each / "kernels")
+        (each / "__init__.py").touch()
+    there = where(first)
+    assert str(tmp_path / "home") in there
+    shutil.rmtree(first / "names")
+    (second / "kernels/rows/triton_kernel.py").write_text("import torch\nimport triton\n")
+    assert there == where(first) == where(second)
+    shutil.rmtree(second / "names")
+    with (second / "kernels/pool.py").open("a") as file:
+        file.write("# another\n")
+    assert where(second) != there
 
 
 @pytest.mark.vectors
