@@ -44,15 +44,16 @@ def sources_digest(folder: Path, *, triton: bool = True) -> str:
 
 
 @functools.cache
-def _digest() -> str:
+def _own_name() -> str:
     own = sources_digest(Path(__file__).parent, triton=False)
-    return f"{own}-numba-{numba.__version__}"  # what another one compiled it does not tell apart
+    # What another numba compiled it does not tell apart.
+    return f"kernels-{own}-numba-{numba.__version__}"
 
 
 def compiled_folder() -> Path:
     """Where compiled kernels are: ``NUMBA_CACHE_DIR``, else below the home folder, by sources."""
     named = numba.config.CACHE_DIR
-    return Path(named) if named else home_folder() / f"kernels-{_digest()}"
+    return Path(named) if named else home_folder() / _own_name()
 
 
 @functools.cache
@@ -65,11 +66,12 @@ class KernelLocator(UserProvidedCacheLocator):
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
-        module = py_func.__module__
-        # What lies elsewhere may differ between checkouts with the same kernels.
-        shared = module.startswith(KERNELS) and not numba.config.CACHE_DIR
-        own = module if shared else self.get_suitable_cache_subpath(py_file)
-        self._cache_path = str(compiled_folder() / own)
+        module, folder = py_func.__module__, compiled_folder()
+        # What is no kernel may differ between checkouts with the same kernels.
+        shared = module.startswith(KERNELS) and folder.name == _own_name()
+        self._cache_path = str(
+            folder / (module if shared else self.get_suitable_cache_subpath(py_file))
+        )
 
     def get_source_stamp(self) -> str:
         """By contents; older versions of numba go by the time of the last change."""
