@@ -20,7 +20,7 @@ NAME = "lexshard_paged_compiled"
 # Layers of every kind and model of a process count together: of each a step of one row, of several,
 # and of a larger cache.
 COMPILED_KINDS = 64
-# Pointwise work of one place is one launch: the rotations of queries and of keys, on an H100.
+# Pointwise work of one place is one launch: the rotations of queries and of keys.
 TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 # Where attention modules keep their caches.
 KEYS, VALUES = "paged_keys", "paged_values"
