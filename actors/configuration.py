@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from lexshard.actors.messages import VerifyMode
 from lexshard.actors.setting import setting
@@ -16,7 +16,7 @@ TierName = Literal["int8", "int4", "int4-dither", "1-bit"]
 # On a CPU. Their bounds hold always; those of the other two with a stated probability.
 DEFAULT_TIERS: tuple[TierName, ...] = ("int8", "int4")
 # A GPU reads coarser ones no faster, and they leave it too much (docs/findings.md).
-GPU_TIERS: tuple[TierName, ...] = ("int8",)
+GPU_TIER: Final = "int8"
 HeadChoice = Literal["auto", "certified", "paper", "dense"]
 SamplerPlacement = Literal["processes", "ray"]
 DraftLength = Literal["auto", "measured", "stepping", "fixed"]
@@ -297,9 +297,9 @@ class EngineConfiguration:
 
     def tiers_of(self, *, on_gpu: bool) -> tuple[TierName, ...]:
         """What screens there. Raises ValueError for tiers that a GPU does not have."""
-        if on_gpu and self.tiers not in ((), GPU_TIERS):
-            raise ValueError(f"on a GPU {GPU_TIERS[0]} alone screens: leave --tier out")
-        return self.tiers or (GPU_TIERS if on_gpu else DEFAULT_TIERS)
+        if on_gpu and self.tiers not in ((), (GPU_TIER,)):
+            raise ValueError(f"on a GPU {GPU_TIER} alone screens: leave --tier out")
+        return self.tiers or ((GPU_TIER,) if on_gpu else DEFAULT_TIERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
-from lexshard.actors.body.loading import LoadedModel, load
+from lexshard.actors.body.loading import LoadedModel, choose_device, load
 from lexshard.actors.body.parallel.checks import check_ranks
 from lexshard.actors.configuration import (
     NGRAM,
@@ -94,6 +94,8 @@ class Engine:
         check_shards(configuration)
         check_ranks(configuration)
         check_utilization(configuration.gpu_memory_utilization)
+        if configuration.tiers:  # what cannot be is told before weights are read
+            configuration.tiers_of(on_gpu=choose_device(configuration.device).type != "cpu")
         self._timings = RememberedTimings(configuration)
         threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")

@@ -88,11 +88,11 @@ def build_head(
             clusters = index_clusters(model, configuration)
         else:
             folder, named = configuration.model, configuration.index
-            device = model.body.device
-            own = configuration.tiers_of(on_gpu=device.type != "cpu")
+            home = model.body.device
+            own = configuration.tiers_of(on_gpu=home.type != "cpu")
             index = open_or_build(folder, model, named, tiers=own)
             tiers = index.tiers
-            part = replace(part, samples=index.hidden, device=str(device))
+            part = replace(part, samples=index.hidden, device=str(home))
     if shard_starter is not None and configuration.shards > 1:
         # Needs msgspec, which is not everywhere.
         from lexshard.actors.head.sharded.recovering_head import RecoveringHead
@@ -132,8 +132,8 @@ def build_head(
         )
     shard, timings, choices = timed_shard(part, tiers, choose_threads, calibrate)
     described = "dense" if choices is None else f"certified ({_words(*choices)}){where}"
-    where_it_is = torch.device(part.device)
-    return BuiltHead(SequenceHead(shard, states), described, tuple(timings), where_it_is)
+    device = torch.device(part.device)
+    return BuiltHead(SequenceHead(shard, states), described, tuple(timings), device)
 
 
 def _cluster_of_rows(clusters: Clusters) -> npt.NDArray[np.int32]:

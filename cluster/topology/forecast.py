@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lexshard.actors.configuration import GPU_TIER
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.cluster.models.progress import in_units
 from lexshard.cluster.topology.nodes import USABLE_SHARE
@@ -29,7 +30,6 @@ BANDWIDTH_SHARE = 0.7  # assumed
 LINK = 450e9  # bytes a second to the others of a node, NVLink 4
 HOP, HOP_OF_A_LEVEL = 6.8e-6, 0.6e-6  # seconds
 HEAD_HOPS = 5
-TIER = "int8"  # what screens a step of many rows
 # Seconds of a CPU for a token, measured: ingress and API process at 32 streams (docs/serving.md),
 # and a sampler with all controls (README).
 FRONT, DECISION = 48e-6, 8e-6
@@ -78,7 +78,7 @@ def forecast(
     tokens in each; None where the model, its head's screen and one of them do not fit."""
     if gpus < ranks:
         return None
-    screen = model.vocabulary_size * tier_row_bytes(TIER, model.hidden_size)
+    screen = model.vocabulary_size * tier_row_bytes(GPU_TIER, model.hidden_size)
     held = (model.parameters * model.weight_bytes + screen) / ranks
     # Where there are fewer key-value heads than ranks, several have one.
     of_token = model.kv_block_bytes(on_gpu=True) / BLOCK_TOKENS / min(ranks, model.kv_heads)

@@ -102,7 +102,8 @@ def _kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _moved(weight):  # type: ignore[no-untyped-def]
-    """bf16 or fp32 values times 2^-896 as float64: their bits, moved, zero and subnormals too.
+    """Finite bf16 or fp32 values times 2^-896 as float64: their bits, moved, zero and subnormals
+    too.
 
     Conversions to float64 come at a quarter of the rate of its products.
     """

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.head.gpu.device_shard import CAPACITY, TIER, DeviceShard
+from lexshard.actors.configuration import GPU_TIER
+from lexshard.actors.head.gpu.device_shard import CAPACITY, DeviceShard
 from lexshard.actors.head.screens import tier_bytes
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
@@ -117,7 +118,7 @@ class Bench:
         rows = max(*settings.batches, settings.checked_rows)
         self.hidden = synthetic_hidden(self.weight, rows, seed=settings.seed + 1)
         with pool.every_core():
-            tier = quantize(self.weight.cpu(), TIER)
+            tier = quantize(self.weight.cpu(), GPU_TIER)
         self._measure_screen(tier)
         shard = DeviceShard(
             self.weight,

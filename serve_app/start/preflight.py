@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lexshard.actors.body.errors import UnsupportedModelError, WeightsError
 from lexshard.actors.body.parallel.checks import check_folder_shared, check_ranks
-from lexshard.actors.configuration import DEFAULT_TIERS, GPU_TIERS, NGRAM, check_utilization
+from lexshard.actors.configuration import DEFAULT_TIERS, GPU_TIER, NGRAM, check_utilization
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.head.sharded.checks import check_shards
 from lexshard.actors.index.container import CLUSTERS, check_tiers
@@ -255,7 +255,7 @@ def _check_index(path: Path, model: Path, config: ServeConfig) -> None:
         header = check_index_of(path, model)
         if config.head != "paper":
             # Whether there is a GPU is not known yet: all that one needs may be enough.
-            enough = set(GPU_TIERS) <= set(header.tiers)
+            enough = GPU_TIER in header.tiers
             check_tiers(path, header, config.tiers or (() if enough else DEFAULT_TIERS))
     except (IndexFileError, WeightsError) as error:
         raise StartupError(str(error)) from error

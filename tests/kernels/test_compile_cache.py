@@ -88,6 +88,20 @@ def test_checkouts_with_the_same_kernels_share_what_is_compiled(tmp_path: Path) 
     assert where(second) != there
 
 
+def test_nothing_that_numba_compiles_depends_on_modules_of_triton() -> None:
+    """They are not in the name of the folder."""
+    texts = {each: each.read_text() for each in (ROOT / "kernels").rglob("*.py")}
+    without = {
+        ".".join(each.relative_to(ROOT).with_suffix("").parts)
+        for each, text in texts.items()
+        if "\nimport triton" in text
+    }
+    assert without
+    for text in texts.values():
+        if "njit" in text and "\nimport triton" not in text:
+            assert not [each for each in without if f"lexshard.{each} import" in text]
+
+
 @pytest.mark.vectors
 def test_no_two_compiled_functions_share_a_name() -> None:
     """Symbols of the same name are linked as the same code, whichever process compiled it; the

@@ -20,13 +20,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
+from lexshard.actors.configuration import GPU_TIER
 from lexshard.actors.head.gpu.device_rows import put_rows, some_rows
 from lexshard.actors.head.gpu.device_step import (
     DeviceStep,
@@ -50,7 +50,6 @@ from lexshard.kernels.rows.triton_kernel import canonical_logits
 from lexshard.kernels.screen.gpu import tensor_cores
 from lexshard.kernels.search.gpu.search import Tokens, post_processing
 
-TIER: Final = "int8"  # what screens
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CAPACITY = 1024  # candidates a row has room for
 LARGEST_K = 64
@@ -360,7 +359,7 @@ class DeviceShard:
     def _certified(self, kind: NeedKind, count: int, read: int) -> Certificate:
         """Of a row whose bounds read so many bytes and left ``count`` tokens to compute."""
         cost, share = read + count * self._row_bytes, count / self._size
-        return Certificate(kind, "deterministic", TIER, count, cost, share)
+        return Certificate(kind, "deterministic", GPU_TIER, count, cost, share)
 
     def _finish(self, ids: Ids, products: Float32s) -> Float32s:
         """Raw canonical logits [I] from the products of rows ``ids``."""

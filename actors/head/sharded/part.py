@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.configuration import TierName
+from lexshard.actors.configuration import GPU_TIER, TierName
 from lexshard.actors.head.calibration import Calibrate, Timing, calibrate, choose
 from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.output_head import OutputHead
@@ -120,15 +120,15 @@ def timed_shard(
         choices = choose(timings, certified=part.certified)
         shard.start_with(*choices)
         return BuiltShard(shard, timings, choices)
-    from lexshard.actors.head.gpu.device_shard import TIER, DeviceShard  # needs Triton
+    from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
     if part.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("a shard of a head on GPUs has none: reserve one for it, or --device cpu")
-    tier = tiers[TIER]
+    tier = tiers[GPU_TIER]
     assert isinstance(tier, Int8Tier)
     there = DeviceShard(*head, tier, device=part.device, owned=part.owned)
     there.warm_up(part.warm or part.largest)
-    choice = ((1, TIER),)
+    choice = ((1, GPU_TIER),)
     return BuiltShard(there, choices=(choice, choice))
 
 

@@ -38,6 +38,7 @@ from lexshard.actors.body.parallel.sums import GroupSums, RankLostError, RankSum
 from lexshard.actors.body.self_test import run_alone, run_mixed
 from tests.support import recorded_steps
 from tests.support.parallel_cases import ALONE, MIXED, hidden_of, save_shared
+from tests.support.quick import quick
 from tests.support.recorded_steps import TOKENS, RecordingCapture, largest_difference
 from tests.support.thread_ranks import ThreadRanks
 from tests.support.tiny_models import VOCABULARY
@@ -54,7 +55,7 @@ def shares(folder: Path, ranks: int) -> list[RankShare]:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES],
+    quick(FAMILIES, *QUICK),
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_layers_in_parts_are_the_whole_model(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.quantize import quantize
 
@@ -63,3 +64,12 @@ def test_the_bucket_above_the_largest_step_is_warm(
     tier = quantize(weight, "int8")
     DeviceShard(weight, None, None, 1.0, SIZE, tier, device="cpu", capacity=8).warm_up(largest)
     assert asked == expected
+
+
+def test_a_gpu_screens_with_int8_alone_and_refuses_others() -> None:
+    assert EngineConfiguration("m").tiers_of(on_gpu=True) == ("int8",)
+    assert EngineConfiguration("m").tiers_of(on_gpu=False) == ("int8", "int4")
+    asked = EngineConfiguration("m", tiers=("int8", "int4"))
+    assert asked.tiers_of(on_gpu=False) == ("int8", "int4")
+    with pytest.raises(ValueError, match="int8 alone screens: leave --tier out"):
+        asked.tiers_of(on_gpu=True)
