@@ -219,7 +219,7 @@ def judge_newcomers(
 ) -> None:
     """Fills in when it was noticed, when requests were served again and the slowest answer.
 
-    Who was taken in before it was noticed waits like a stream; everybody later is answered, with
+    Requests taken in before it was noticed wait like a stream; all later ones are answered, with
     200 or 503, within seconds.
     """
     here = [each for each in newcomers if each.answered >= struck]

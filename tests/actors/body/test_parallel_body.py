@@ -66,7 +66,7 @@ def test_any_number_of_ranks_has_the_same_bits_and_the_models_numbers(
 
 def test_ranks_hold_their_part_and_nothing_more() -> None:
     """Of the demo: half of the weights, of the embedding and of the cache each; norms and angles
-    are everybody's. Four ranks share two key-value heads, which are held twice."""
+    are every rank's. Four ranks share two key-value heads, which are held twice."""
     model = parallel(DEMO, 1, "bfloat16")
     assert isinstance(model.body, ParallelBody)
     own = model.body._own
