@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-import httpx
+from urllib.request import urlopen
 
 _ORIGIN = re.compile(r'(model|replica)="[^"]*",?')
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -18,7 +17,8 @@ def unlabelled(text: str) -> str:
 
 def metric(url: str, name: str) -> float:
     """The sample of this name and these labels that the server at ``url`` tells."""
-    lines = unlabelled(httpx.get(f"{url}/metrics").text).splitlines()
+    with urlopen(f"{url}/metrics", timeout=5) as reply:
+        lines = unlabelled(reply.read().decode()).splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
 

@@ -19,6 +19,7 @@ from lexshard.cluster.models.refusal import LoadingOptions
 from tests.support.hub_cases import NAME, WEIGHTS, Fetching
 from tests.support.hub_server import Repository, hub_serving
 from tests.support.paths import DEMO
+from tests.support.quick import slow
 
 CPU = LoadingOptions(device="cpu")
 
@@ -46,8 +47,13 @@ def asked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- from the names of files and config.json ------------------------------------------------------
 
 
-def test_a_family_that_is_not_served_is_refused_before_weights(fetching: Fetching) -> None:
-    """By a process of its own, as all of these are outside of tests."""
+@pytest.mark.parametrize("apart", [False, slow(True)])
+def test_a_family_that_is_not_served_is_refused_before_weights(
+    apart: bool, fetching: Fetching, request: pytest.FixtureRequest
+) -> None:
+    """Apart: by a process of its own, as all of these are outside of tests."""
+    if not apart:
+        request.getfixturevalue("asked_here")
     with_config(fetching, model_type="mamba", architectures=["MambaForCausalLM"])
     told = fetching.refused(loading=CPU)
     assert told.startswith(f"{NAME} cannot be served, and is not fetched: the attention of mamba")
