@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -57,7 +58,7 @@ class Downloads:
         if file.sha256 is None:
             return 0
         for path in (self._blob(file.sha256), self._partial(file.sha256)):
-            if path.is_file():
+            with suppress(FileNotFoundError):  # another start may have ended the download meanwhile
                 return path.stat().st_size
         return 0
 

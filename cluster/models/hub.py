@@ -6,8 +6,10 @@ Nothing here is imported before a model is given by its name.
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 
 import httpx2
 from huggingface_hub import HfApi, ModelInfo, constants, get_token
@@ -73,7 +75,8 @@ class Hub:
         reference = self.storage(name) / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         if not reference.is_file() or reference.read_text(encoding="utf-8") != commit:
-            written = reference.with_name(f"{reference.name}.unfinished-lexshard")
+            own = f"{os.getpid()}-{get_ident()}"  # others may be fetching the same
+            written = reference.with_name(f"{reference.name}.unfinished-{own}")
             written.write_text(commit, encoding="utf-8")
             written.replace(reference)
 

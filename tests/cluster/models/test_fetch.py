@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,13 @@ def test_two_who_fetch_the_same_model_fetch_it_once(fetching: Fetching) -> None:
     assert len(set(folders)) == 1
     assert len(folders) == 2
     assert fetching.server.sent() == SIZE
+
+
+def test_all_that_end_at_once_remember_what_they_fetched(fetching: Fetching) -> None:
+    hub, name = fetching.hub(), HubName(NAME)
+    with ThreadPoolExecutor(8) as threads:
+        for commit in (f"{number:040x}" for number in range(100)):
+            list(threads.map(hub.remember, [name] * 8, [commit] * 8))
 
 
 # -- without the Hub ------------------------------------------------------------------------------
