@@ -18,7 +18,7 @@ from typing import Any
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.faults import LoggedFault, listen_for_faults
-from lexshard.actors.machine import settle
+from lexshard.actors.machine import begin_to_load, settle
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import EngineLocation
 from lexshard.cluster.engine.transport import EngineSide
@@ -100,6 +100,7 @@ class EngineProcess:
 
     def load(self, configuration: EngineConfiguration) -> Any:
         """An engine that is warm."""
+        begin_to_load()
         started = time.monotonic()
 
         def tell(phase: str) -> None:

@@ -6,6 +6,7 @@ neighbouring tokens' values. Processors that multiply such pairs take them as th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 BLOCK_SIZE = 16
 _WIDTH = 16  # what the width of a head divides where words hold two
+_LINE = 64  # bytes of a cache line
 
 
 def kept_on_cpu(head_dim: int, *, rounds: bool) -> torch.dtype:
@@ -43,16 +45,25 @@ def allocate_cache(
     if device.type == "cpu" and dtype == torch.bfloat16 and head_dim % _WIDTH == 0:
         pairs = (*by_column[:2], head_dim // 2, BLOCK_SIZE)
         rows = (*by_token[:2], BLOCK_SIZE // 2, head_dim)
-        return torch.zeros(pairs, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        return _untouched(pairs, np.int32), _untouched(rows, np.int32)
     if device.type == "cpu" and dtype != torch.float32:
         raise ValueError(
             "the KV cache of a CPU is float32, or bfloat16 where the width of a head is a multiple "
             f"of {_WIDTH}, not {dtype} of width {head_dim}"
         )
-    value_cache = torch.zeros(by_token, device=device, dtype=dtype)
     if device.type == "cpu":
-        return torch.zeros(by_column, dtype=dtype), value_cache
-    return torch.zeros(by_token, device=device, dtype=dtype).transpose(2, 3), value_cache
+        return _untouched(by_column, np.float32), _untouched(by_token, np.float32)
+    keys = torch.zeros(by_token, device=device, dtype=dtype).transpose(2, 3)
+    return keys, torch.zeros(by_token, device=device, dtype=dtype)
+
+
+def _untouched(shape: tuple[int, ...], dtype: npt.DTypeLike) -> torch.Tensor:
+    """Zeros that begin with a cache line, and take memory where they are first written: torch's are
+    written at once."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + _LINE, np.uint8)
+    first = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[first : first + size].view(dtype).reshape(shape))
 
 
 def words_of(cache: torch.Tensor) -> npt.NDArray[Any]:

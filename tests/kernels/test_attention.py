@@ -259,6 +259,18 @@ def test_head_counts_and_cache_types_that_do_not_fit_are_refused() -> None:
         allocate_cache(1, 1, 32, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_takes_memory_where_it_is_written(dtype: torch.dtype) -> None:
+    """A server at rest holds no more than its texts have needed."""
+    process, size = pytest.importorskip("psutil").Process(), 1 << 28
+    before = process.memory_info().rss
+    caches = allocate_cache(size // (2 * 64 * BLOCK_SIZE * dtype.itemsize), 1, 64, dtype=dtype)
+    assert sum(each.nbytes for each in caches) == size
+    assert process.memory_info().rss - before < size / 8
+    assert all(each.data_ptr() % 64 == 0 for each in caches)  # no vector crosses a cache line
+    assert not any(each[::1000].any() for each in caches)
+
+
 def test_queries_of_any_stride_are_taken() -> None:
     """transformers hands over [1, H, T, D]."""
     case = make_case([(20, 20)], 4, 2, 32)
