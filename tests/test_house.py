@@ -45,7 +45,7 @@ BUDGETS = {
     "models": 3_040,  # 2,790; 250 for training in pieces, averages and samples of the demo
     "tests": 51_330,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
     # 180 for what an H100 found and faults that its roundings must not hide, 130 to say what is
-    # slow and that checkouts share kernels, 60 for tests that cost less and caches that rest in none
+    # slow and that checkouts share kernels, 60 for tests that cost less and caches not yet written
 }
 
 
