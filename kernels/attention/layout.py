@@ -6,16 +6,16 @@ neighbouring tokens' values. Processors that multiply such pairs take them as th
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lexshard.kernels.quantize.layout import aligned
+
 BLOCK_SIZE = 16
 _WIDTH = 16  # what the width of a head divides where words hold two
-_LINE = 64  # bytes of a cache line
 
 
 def kept_on_cpu(head_dim: int, *, rounds: bool) -> torch.dtype:
@@ -45,25 +45,18 @@ def allocate_cache(
     if device.type == "cpu" and dtype == torch.bfloat16 and head_dim % _WIDTH == 0:
         pairs = (*by_column[:2], head_dim // 2, BLOCK_SIZE)
         rows = (*by_token[:2], BLOCK_SIZE // 2, head_dim)
-        return _untouched(pairs, np.int32), _untouched(rows, np.int32)
+        caches = aligned(pairs, np.int32), aligned(rows, np.int32)
+        return torch.from_numpy(caches[0]), torch.from_numpy(caches[1])
     if device.type == "cpu" and dtype != torch.float32:
         raise ValueError(
             "the KV cache of a CPU is float32, or bfloat16 where the width of a head is a multiple "
             f"of {_WIDTH}, not {dtype} of width {head_dim}"
         )
     if device.type == "cpu":
-        return _untouched(by_column, np.float32), _untouched(by_token, np.float32)
+        caches = aligned(by_column, np.float32), aligned(by_token, np.float32)
+        return torch.from_numpy(caches[0]), torch.from_numpy(caches[1])
     keys = torch.zeros(by_token, device=device, dtype=dtype).transpose(2, 3)
     return keys, torch.zeros(by_token, device=device, dtype=dtype)
-
-
-def _untouched(shape: tuple[int, ...], dtype: npt.DTypeLike) -> torch.Tensor:
-    """Zeros that begin with a cache line, and take memory where they are first written: torch's are
-    written at once."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + _LINE, np.uint8)
-    first = -memory.ctypes.data % _LINE
-    return torch.from_numpy(memory[first : first + size].view(dtype).reshape(shape))
 
 
 def words_of(cache: torch.Tensor) -> npt.NDArray[Any]:

@@ -36,9 +36,10 @@ def padded(columns: int, multiple: int) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An empty array that begins with a cache line, so that no vector of a row crosses one."""
+    """Zeros that begin with a cache line, so that no vector of a row crosses one. A large array
+    takes memory where it is first written; torch's zeros are written at once."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + LINE, np.uint8)
+    memory = np.zeros(size + LINE, np.uint8)
     first = -memory.ctypes.data % LINE
     return memory[first : first + size].view(dtype).reshape(shape)
 

@@ -133,7 +133,7 @@ def test_whatever_is_altered_is_found(engine: Engine, receipts: list[Receipt]) -
 
 
 def cut(receipt: Receipt, tokens: int, stop_reason: str) -> Receipt:
-    """What everybody can write who has the receipt: digests of ends take no logit."""
+    """What any holder of the receipt can write: digests of ends take no logit."""
     chain = receipt.chain()
     for _ in range(tokens):
         chain.add(0, 0.0)

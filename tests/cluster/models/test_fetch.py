@@ -170,6 +170,8 @@ def test_all_that_end_at_once_remember_what_they_fetched(fetching: Fetching) -> 
     with ThreadPoolExecutor(8) as threads:
         for commit in (f"{number:040x}" for number in range(100)):
             list(threads.map(hub.remember, [name] * 8, [commit] * 8))
+    [reference] = (hub.storage(name) / "refs").iterdir()  # nothing unfinished beside it
+    assert reference.read_text() == commit
 
 
 # -- without the Hub ------------------------------------------------------------------------------
