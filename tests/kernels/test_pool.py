@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -48,24 +47,24 @@ def test_every_piece_runs_and_errors_come_back() -> None:
 
 
 def test_a_step_has_the_threads_of_its_rows_and_pieces_no_more() -> None:
-    busy, most, lock = 0, 0, threading.Lock()
+    lock, met = threading.Lock(), threading.Barrier(1)
+    threads: set[int] = set()
 
     def piece() -> None:
-        nonlocal busy, most
         with lock:
-            busy += 1
-            most = max(most, busy)
-        time.sleep(0.005)
-        with lock:
-            busy -= 1
+            new = threading.get_ident() not in threads
+            threads.add(threading.get_ident())
+        if new:  # however late a thread wakes, the others have a piece in hand until it has one
+            met.wait(timeout=60)
 
     try:
         pool.set_threads_by_rows(((1, 1), (4, 3), (8, 2)))
         for rows, expected in ((1, 1), (3, 1), (4, 3), (7, 3), (8, 2), (500, 2), (1, 1)):
-            most = 0
+            threads.clear()
+            met = threading.Barrier(expected)
             assert pool.begin_step(rows) == pool.threads() == expected
             pool.run([piece] * 7)
-            assert (busy, most) == (0, expected)
+            assert len(threads) == expected
     finally:
         pool.set_threads(1)
 
