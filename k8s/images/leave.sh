@@ -5,11 +5,14 @@
 #   leave.sh SECONDS
 set -eu
 seconds=$1
-if ! timeout 20 ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "its pod ends" \
-    --deadline-remaining-seconds "$seconds"; then
+began=$(date +%s)
+# On a busy node the command alone takes half a minute.
+if ! timeout $((seconds / 2 + 1)) ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION \
+    --reason-message "its pod ends" --deadline-remaining-seconds "$seconds"; then
     echo "leave.sh: Ray does not let this node go; waiting for the requests of all replicas" >&2
-    exec "$(dirname "$0")/drain.sh" "$seconds"
+    exec "$(dirname "$0")/drain.sh" $((seconds - $(date +%s) + began))
 fi
+seconds=$((seconds - $(date +%s) + began))
 # A replica ends by itself after the last of its streams.
 while pgrep -f '^ray::ServeReplica' >/dev/null; do
     if [ "$seconds" -le 0 ]; then

@@ -69,6 +69,7 @@ def test_whoever_answers_speaks_for_the_server(server: Server) -> None:
     assert len(replicas(server)) == PROCESSES
     assert f"{PROCESSES} API processes" in server.log.read_text()
     assert [ask(server) for _ in range(10)] == [200] * 10
+    wait(lambda: server.metric(ANSWERED) == 10, 10, "the last answer to be counted")
     assert {server.metric(ANSWERED) for _ in range(6)} == {10.0}
     models = [httpx.get(f"{server.url}/v1/models").json() for _ in range(6)]
     assert all(each == models[0] for each in models)

@@ -43,10 +43,11 @@ def adjusted_logits(raw: Array, adjustment: Adjustment) -> Array:
         logits = np.where(table > 0, repeated, logits)
         lowered = logits - np.float32(adjustment.frequency) * (table - 1).astype(np.float32)
         logits = np.where(table > 1, lowered - np.float32(adjustment.presence), logits)
-    ids = np.arange(len(logits))
-    excluded = np.isin(ids, adjustment.banned)
+    excluded = np.zeros(len(logits), np.bool_)
     if adjustment.mask is not None:
-        excluded |= ~np.isin(ids, adjustment.mask.ids)
+        excluded[:] = True
+        excluded[adjustment.mask.ids] = False
+    excluded[adjustment.banned] = True
     logits[excluded] = -np.inf
     return logits
 
