@@ -3,7 +3,7 @@
 #
 #   drain.sh SECONDS [ADDRESS]
 set -eu
-seconds=$1 address=${2-http://127.0.0.1:8000}
+seconds=$1 address=${2-http://127.0.0.1:8000} open=some
 while [ "$seconds" -gt 0 ]; do
     # Whatever labels it has; a server that does not answer has nothing to wait for.
     open=$(wget -q -T 4 -O - "$address/metrics" |

@@ -81,6 +81,12 @@ def test_drain_does_not_wait_for_a_server_that_is_gone() -> None:
     assert done.returncode == 0
 
 
+def test_drain_without_time_ends_at_once() -> None:
+    """As where Ray took all that a pod had."""
+    done = subprocess.run(["sh", IMAGES / "drain.sh", "0"], check=False)
+    assert done.returncode == 0
+
+
 def left(folder: Path, *, accepted: bool, replicas: int) -> subprocess.CompletedProcess[str]:
     """leave.sh on a node that Ray lets go, or not, with a replica that lives for so many looks."""
     stand_in(folder / "ray", f"exit {0 if accepted else 1}")
