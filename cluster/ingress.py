@@ -135,8 +135,9 @@ def ingress_environment(
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         # A request that a replica has refused, or taken with it before the first word of an answer,
         # goes to the next one, until all were asked: of one that is dead the engine forgets all.
+        # By its prefix the next one may be the same, where the others are busy: it refuses then.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-        "RAY_SERVE_HAPROXY_RETRIES": str(max(1, replicas - 1)),
+        "RAY_SERVE_HAPROXY_RETRIES": str(max(1, 2 * (replicas - 1))),
         # Having no streams left, a dead replica looks the least busy: one refusal is enough.
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         # Streams last: what counts is how many a replica has, not how many it got.

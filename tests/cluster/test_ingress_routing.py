@@ -4,7 +4,10 @@ too much to do."""
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +112,20 @@ def test_where_a_replica_dies_its_beginnings_go_to_another(tmp_path: Path) -> No
         for request, replica in zip(requests, before, strict=True):
             found = answered_by(to, request)
             assert found == replica if replica != victim.pid else found != victim.pid
+
+
+def test_a_request_that_its_replica_took_with_it_is_answered_by_another(tmp_path: Path) -> None:
+    """What it begins with leads to the dead one once more, which refuses it then."""
+    with replicas_to_kill(2) as replicas, running_ingress(tmp_path, list(replicas), "prefix") as to:
+        request = {"prompt": "Once upon a time"}
+        own = answered_by(to, request)
+        victim = next(each for each in replicas.values() if each.pid == own)
+        bodies = [json.dumps({"prompt": f"{n} cats"}).encode() for n in range(20)]
+        streams = [OpenStream(to, body) for body in bodies]
+        assert {each.process for each in streams} == {each.pid for each in replicas.values()}
+        victim.send_signal(signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(answered_by, to, request)
+            time.sleep(0.3)  # it lies in the socket of one that will never read it
+            victim.kill()
+            assert asked.result(timeout=20) != own
