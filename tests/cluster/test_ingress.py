@@ -233,7 +233,7 @@ def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> N
     told = serves_configuration([1, 2, 3], 4, environment)
     kept = fit_for_clients(told, tmp_path, "127.0.0.1:8000")
     lines = {line.strip() for line in kept.splitlines()}
-    assert {"balance leastconn", "retries 2", "option redispatch 1"} <= lines
+    assert {"balance leastconn", "retries 4", "option redispatch 1"} <= lines
     assert f"hard-stop-after {LONGEST_STREAM_SECONDS}s" in lines
 
 
