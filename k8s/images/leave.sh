@@ -6,7 +6,7 @@
 set -eu
 seconds=$1
 began=$(date +%s)
-# On a busy node the command alone takes half a minute.
+# On a busy node the command alone may take more than 20 s.
 if ! timeout $((seconds / 2 + 1)) ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION \
     --reason-message "its pod ends" --deadline-remaining-seconds "$seconds"; then
     echo "leave.sh: Ray does not let this node go; waiting for the requests of all replicas" >&2

@@ -118,7 +118,7 @@ def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
 )
 def test_lost_connections_change_no_token(server: Server, count: int, lost: float) -> None:
     """Of all links so many are cut whenever as many answers have come as there are texts, in the
-    midst of frames too: by the clock, a busy machine would lose them before anything came."""
+    midst of frames too, of 300 kbit/s in all: by the clock, a busy machine loses them too soon."""
 
     async def run() -> None:
         asked = requests(count)
