@@ -6,7 +6,7 @@ on objects of the compiler of our kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,20 @@ def mask_words(packed: npt.NDArray[np.int32], vocabulary_size: int) -> npt.NDArr
     if vocabulary_size % 64:
         words[-1] &= np.uint64((1 << vocabulary_size % 64) - 1)
     return words
+
+
+def mask_rows(
+    names: Sequence[str], guesses: Mapping[str, Sequence[int]], rows: int
+) -> dict[tuple[str, int], int]:
+    """Which of the ``rows`` of vLLM's bitmask is that of a request behind so many of its
+    ``guesses``: vLLM 0.32 gives each request one and a row for each guess, 0.33 the same number to
+    all."""
+    counts = np.array([1 + len(guesses.get(name, ())) for name in names], np.int64)
+    firsts = np.cumsum(counts) - counts
+    if rows != counts.sum():
+        firsts = np.arange(len(names)) * (rows // len(names))
+    own = zip(names, firsts.tolist(), counts.tolist(), strict=True)
+    return {(name, place): first + place for name, first, count in own for place in range(count)}
 
 
 def as_tensors(answers: Sequence[Answer | None], tokens: Tensor, *scores: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 # What was tried. Others may have moved what is replaced here.
-KNOWN_VERSIONS = ("0.32",)
+KNOWN_VERSIONS = ("0.32", "0.33")
 NAME = "lexshard"
 
 

@@ -3,7 +3,7 @@ decided by the certified head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial, wraps
 from itertools import takewhile
 from typing import Any
@@ -14,7 +14,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_words
+from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_rows, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, making_ready
 from lexshard.serve_app.vllm.tally import TALLY
 
@@ -40,19 +40,14 @@ def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
             apply(scheduler_output, grammar_output, batch, logits)
             return
         drafts = scheduler_output.scheduled_spec_decode_tokens
-
-        def rows(names: Any) -> Iterator[tuple[str, int]]:  # a row for each guess, and one
-            return ((name, i) for name in names for i in range(1 + len(drafts.get(name, ()))))
-
-        places = {each: row for row, each in enumerate(rows(batch.req_ids))}
+        ids, packed = grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
+        found = mask_rows(ids, drafts, len(packed))
+        # A row of logits for each guess, and one.
+        rows = ((name, i) for name in batch.req_ids for i in range(1 + len(drafts.get(name, ()))))
         masks = {
-            places[each]: mask_words(packed, logits.shape[1])
-            for each, packed in zip(
-                rows(grammar_output.structured_output_request_ids),
-                grammar_output.grammar_bitmask,
-                strict=False,
-            )
-            if each in places
+            row: mask_words(packed[found[each]], logits.shape[1])
+            for row, each in enumerate(rows)
+            if each in found
         }
         logits.constrain(masks, partial(apply, scheduler_output, grammar_output, batch))
 

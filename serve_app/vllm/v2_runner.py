@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lexshard.serve_app.vllm.asked import AskedRequest, mask_words
+from lexshard.serve_app.vllm.asked import AskedRequest, mask_rows, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, making_ready
 from lexshard.serve_app.vllm.tally import TALLY
 
@@ -108,8 +108,10 @@ def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(logits, DeferredLogits):
             apply(worker, logits, batch, names, packed)
             return
-        rows = [batch.req_ids.index(name) for name in names]
-        masks = {row: mask_words(packed[i], logits.shape[1]) for i, row in enumerate(rows)}
+        masks = {
+            batch.req_ids.index(name): mask_words(packed[row], logits.shape[1])
+            for (name, _), row in mask_rows(names, {}, len(packed)).items()
+        }
         logits.constrain(masks, lambda dense: apply(worker, dense, batch, names, packed))
 
     return noting

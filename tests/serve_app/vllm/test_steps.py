@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_words
+from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_rows, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
 from lexshard.serve_app.vllm.head import PluginHead, head_refusal
 from lexshard.serve_app.vllm.requests import request_refusal
@@ -212,6 +212,15 @@ def test_words_beyond_the_vocabulary_are_no_tokens() -> None:
     every = np.full(16, -1, np.int32)
     assert [int(each).bit_count() for each in mask_words(every, 70)] == [64, 6]
     assert [int(each).bit_count() for each in mask_words(every[:2], 128)] == [64, 0]
+
+
+def test_masks_are_found_however_many_rows_vllm_gives_a_request() -> None:
+    names, guesses = ["a", "b", "c"], {"b": [7, 8], "d": [9]}
+    own = {("a", 0): 0, ("b", 0): 1, ("b", 1): 2, ("b", 2): 3, ("c", 0): 4}
+    assert mask_rows(names, guesses, 5) == own  # vLLM 0.32
+    same = {("a", 0): 0, ("b", 0): 4, ("b", 1): 5, ("b", 2): 6, ("c", 0): 8}
+    assert mask_rows(names, guesses, 12) == same  # 0.33, of at most three guesses
+    assert mask_rows(names, {}, 3) == {("a", 0): 0, ("b", 0): 1, ("c", 0): 2}
 
 
 def test_answers_fill_the_rows_of_their_requests(

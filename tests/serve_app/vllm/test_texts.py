@@ -161,9 +161,15 @@ def test_structured_output_is_what_vllm_says(
 
 
 def test_guesses_change_no_text(certified: PluginEngine, prompts: list[list[int]]) -> None:
-    """Every guess is verified by drawing what follows: drafted or not, a seed says the same."""
+    """Every guess is verified by drawing what follows: drafted or not, a seed says the same, under
+    grammars, too."""
     refused = {"min_p", "logit_bias"}  # by vLLM, where there are guesses
-    parameters = [*(each for each in MIXED if not refused & each.keys()), GREEDY]
+    held = [
+        {"temperature": 0.8, "seed": 5, "max_tokens": 16, "structured_outputs": {"regex": regex}}
+        for regex in ("( [a-z]{2,5}){3}", "(the ){8}", "[0-9]{4}")
+    ]
+    free = [*(each for each in MIXED if not refused & each.keys()), GREEDY]
+    parameters = [free[0], held[0], *free[1:], *held[1:]]
     own = [[*each, *each, *each] for each in prompts[: len(parameters)]]
     without = certified.tokens(own, parameters)
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
