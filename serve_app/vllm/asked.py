@@ -56,11 +56,14 @@ def mask_rows(
 ) -> dict[tuple[str, int], int]:
     """Which of the ``rows`` of vLLM's bitmask is that of a request behind so many of its
     ``guesses``: vLLM 0.32 gives each request one and a row for each guess, 0.33 the same number to
-    all."""
+    all. Raises ValueError for any other number."""
     counts = np.array([1 + len(guesses.get(name, ())) for name in names], np.int64)
     firsts = np.cumsum(counts) - counts
     if rows != counts.sum():
-        firsts = np.arange(len(names)) * (rows // len(names))
+        each, left = divmod(rows, len(names))
+        if left or each < counts.max():
+            raise ValueError(f"a bitmask of {rows} rows for {counts.tolist()} places of requests")
+        firsts = np.arange(len(names)) * each
     own = zip(names, firsts.tolist(), counts.tolist(), strict=True)
     return {(name, place): first + place for name, first, count in own for place in range(count)}
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import torch
 
 from lexshard.serve_app.vllm.asked import AskedRequest, mask_rows, mask_words
@@ -35,7 +36,8 @@ def batch_refusal(sampler: Any, batch: Any) -> str | None:
     """Why vLLM must compute the logits of a batch; None if it need not."""
     scored = sampler.get_logprobs_dims(batch.idx_mapping_np) is not None
     refusals = {
-        "guesses": batch.num_draft_tokens,
+        # Those that are not verified now, after all, have masks, too.
+        "guesses": batch.num_draft_tokens or np.any(batch.num_draft_tokens_per_req),
         "log-probabilities": scored,
         "other logits processors": {type(each).__name__ for each in sampler.logits_processors}
         - BUILT_IN,

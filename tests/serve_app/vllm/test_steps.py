@@ -221,6 +221,10 @@ def test_masks_are_found_however_many_rows_vllm_gives_a_request() -> None:
     same = {("a", 0): 0, ("b", 0): 4, ("b", 1): 5, ("b", 2): 6, ("c", 0): 8}
     assert mask_rows(names, guesses, 12) == same  # 0.33, of at most three guesses
     assert mask_rows(names, {}, 3) == {("a", 0): 0, ("b", 0): 1, ("c", 0): 2}
+    assert mask_rows(names, {}, 9) == {("a", 0): 0, ("b", 0): 3, ("c", 0): 6}
+    for rows in (3, 4, 6, 7):
+        with pytest.raises(ValueError, match=f"a bitmask of {rows} rows"):
+            mask_rows(names, guesses, rows)
 
 
 def test_answers_fill_the_rows_of_their_requests(
@@ -356,7 +360,13 @@ def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
         compute_nans=False,
         return_sampling_mask=False,
     )
-    batch = SimpleNamespace(num_draft_tokens=0, idx_mapping_np=np.arange(2))
+    batch = SimpleNamespace(
+        num_draft_tokens=0, num_draft_tokens_per_req=None, idx_mapping_np=np.arange(2)
+    )
+    assert batch_refusal(sampler, batch) is None
+    batch.num_draft_tokens_per_req = np.array([0, 2])
+    assert "guesses" in str(batch_refusal(sampler, batch))
+    batch.num_draft_tokens_per_req = np.zeros(2)
     assert batch_refusal(sampler, batch) is None
     processors.append(object())
     assert "processors" in str(batch_refusal(sampler, batch))
