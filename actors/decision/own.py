@@ -44,7 +44,7 @@ class OwnDecisions:
 
     def __init__(self, sampler: Sampler, states: SequenceStates) -> None:
         self.counters = PlaneCounters()
-        self._sampler = sampler
+        self.sampler = sampler
         self._states = states
 
     def open(self, sequence: int, request: Request, history: list[int]) -> None:
@@ -61,7 +61,7 @@ class OwnDecisions:
         stay as they are until the decisions are taken."""
         dense = is_dense(candidates, self._states.vocabulary_size)
         rows, work = work_of(step, range(len(dense)), names, candidates, dense)
-        return OwnStep(self._sampler, self.counters, rows, work)
+        return OwnStep(self.sampler, self.counters, rows, work)
 
     def roles(self) -> list[RunningRole]:
         """The one sampler there is."""

@@ -29,6 +29,7 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.messages import RowDecision, TokenLogprobs
 from lexshard.actors.states.deltas import NO_DELTAS, Deltas
+from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels import pool
@@ -74,6 +75,8 @@ class Sampler:
         self._threads = settings.threads
         self._sigmoid = settings.sigmoid
         self._hot_ids = hot_ids
+        # Whether the kernel of whole rows is at hand: without it every token is a candidate.
+        self.whole_rows = True
 
     def apply(self, deltas: Deltas) -> None:
         """What happened to this sampler's sequences happens here."""
@@ -163,6 +166,9 @@ class Sampler:
 
         def decide(first: int, last: int) -> None:
             own = logits[first:last]
+            if not self.whole_rows:
+                tokens[first:last] = _decide_all(own, rows, first)
+                return
             maxima = block_maxima(own) if dense.maxima is None else dense.maxima[first:last]
             whole = last - first == count
             decided = decide_dense(
@@ -176,6 +182,18 @@ class Sampler:
 
         _run(decide, pool.even_shares([1] * count, min(self._threads, count)))
         return _with_logprobs(logits, tokens, rows.logprobs)
+
+
+def _decide_all(
+    logits: npt.NDArray[np.float32], rows: RowTable, first: int
+) -> npt.NDArray[np.int64]:
+    """The tokens of ``rows`` from ``first`` on, whose ``logits`` [N, V] are all candidates."""
+    count, size = logits.shape
+    ids = np.tile(np.arange(size, dtype=np.int32), count)
+    offsets = np.arange(count + 1, dtype=np.int64) * size
+    last = first + count
+    controls, flat = _some_controls(rows.controls, first, last), select_rows(rows.flat, first, last)
+    return decide_candidates(ids, logits.reshape(-1), offsets, controls, flat)
 
 
 def _run(decide: Callable[[int, int], None], shares: Sequence[tuple[int, int]]) -> None:

@@ -238,13 +238,17 @@ class Engine:
         """What records its steps."""
         return self._body if isinstance(self._body, GraphedBody) else self._parallel_body
 
-    def warm_up(self, *, guessing: bool = True) -> None:
+    def warm_up(self, *, guessing: bool = True, whole_rows: bool = True) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new.
 
-        Without ``guessing`` the drafter's kernels are left out, and it drafts from
-        `begin_guessing` on: only for those whose tokens depend on their guesses before.
+        Until `take_kernels`: without ``guessing`` the drafter's kernels are left out, and it drafts
+        only for those whose tokens depend on their guesses; without ``whole_rows``, which takes an
+        engine without samplers, rows of all logits are decided by the kernel of candidates.
         """
         self._tell("warming up: every kernel once")
+        if not whole_rows:
+            assert isinstance(self._plane, OwnDecisions)
+            self._plane.sampler.whole_rows = False
         if self._speculation is not None:
             self._speculation.paused = not guessing
         rounds = warm_up_requests(
@@ -266,11 +270,13 @@ class Engine:
             self._body.allocate_cache(self._scheduler.pool.count)  # of pages not written to yet
         self.steps.booking.counters = Counters()
 
-    def begin_guessing(self) -> None:
-        """The drafter's kernels are at hand; from any thread. What drafts cost is learnt as they
+    def take_kernels(self) -> None:
+        """What `warm_up` left out is at hand; from any thread. What drafts cost is learnt as they
         come, and measured by the next start."""
         if self._speculation is not None:
             self._speculation.paused = False
+        if isinstance(self._plane, OwnDecisions):
+            self._plane.sampler.whole_rows = True
 
     def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost, which tells whether guessing pays."""

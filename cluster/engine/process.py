@@ -109,14 +109,19 @@ class EngineProcess:
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
-        from lexshard.actors.engine.start.kernels_ahead import compile_kernels, compile_later
+        from lexshard.actors.engine.start import kernels_ahead as ahead
 
-        later = compile_kernels(configuration, tell)
+        later = ahead.compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)
-        engine.warm_up(guessing=not later)
+        drafts = ahead.holds(later, ahead.GUESSING)
+        engine.warm_up(guessing=not drafts, whole_rows=not ahead.holds(later, ahead.WHOLE_ROWS))
         if later:
-            tell("serving; drafts begin when their kernels are compiled")
-            compile_later(later, engine.begin_guessing)
+            tell(
+                "serving; drafts begin when their kernels are compiled"
+                if drafts
+                else "serving; kernels for rows of all logits are still compiled"
+            )
+            ahead.compile_later(later, engine.take_kernels)
         settle()
         return engine
 

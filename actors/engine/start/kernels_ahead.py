@@ -23,6 +23,8 @@ logger = logging.getLogger("lexshard.engine")
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
 # Drafts, a fifth of all there is to compile: they change when tokens come, and may begin later.
 GUESSING = "lexshard.kernels.draft.cpu:_draft"
+# A third of the rest: until then every token is a candidate, which takes longer and draws the same.
+WHOLE_ROWS = "lexshard.kernels.decision.cpu:decide_dense"
 
 
 def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Groups:
@@ -58,15 +60,24 @@ def compile_later(groups: Groups, then: Callable[[], None]) -> None:
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
     """What is needed for a first token, and what is not. Tokens of guesses that are tested by
     distributions depend on them: these are needed from the first on."""
-    if configuration.verify in BY_DISTRIBUTION or configuration.draft_head == "certified":
-        return groups, {}  # a certified head drafts by other kernels, which a warm-up compiles
+    can_wait = set()
+    # A certified head drafts by other kernels, which a warm-up compiles.
+    if configuration.verify not in BY_DISTRIBUTION and configuration.draft_head != "certified":
+        can_wait.add(GUESSING)
+    if configuration.samplers == 0 and configuration.hot_vocabulary is None:
+        can_wait.add(WHOLE_ROWS)
     now: Groups = {}
     later: Groups = {}
     for name, calls in groups.items():
         for call in calls:
-            part = later if call.function == GUESSING else now
+            part = later if call.function in can_wait else now
             part.setdefault(name, []).append(call)
     return now, later
+
+
+def holds(groups: Groups, function: str) -> bool:
+    """Whether a call of ``function`` is among ``groups``."""
+    return any(call.function == function for calls in groups.values() for call in calls)
 
 
 def calls_of(configuration: EngineConfiguration) -> Groups:

@@ -14,8 +14,10 @@ from lexshard.actors.engine.start import kernels_ahead
 from lexshard.actors.engine.start.kernels_ahead import (
     GUESSING,
     TOLD_EVERY,
+    WHOLE_ROWS,
     calls_of,
     compile_kernels,
+    holds,
 )
 from lexshard.actors.messages import VerifyMode
 from lexshard.kernels.ahead.calls import Call
@@ -107,10 +109,23 @@ def test_what_drafts_need_is_compiled_later_unless_tokens_depend_on_them(
         ),
     )
     later = compile_kernels(configuration, lambda phase: None)
-    expected = [GUESSING] if verify in ("same-token", "greedy") else []
-    assert [call.function for calls in later.values() for call in calls] == expected
-    assert (GUESSING in compiled) != bool(expected)
+    expected = {WHOLE_ROWS, GUESSING} if verify in ("same-token", "greedy") else {WHOLE_ROWS}
+    assert {call.function for calls in later.values() for call in calls} == expected
+    assert holds(later, WHOLE_ROWS)
+    assert holds(later, GUESSING) == (GUESSING in expected)
+    assert expected.isdisjoint(compiled)
     assert len(compiled) + len(expected) == sum(map(len, calls_of(configuration).values()))
+
+
+def test_samplers_and_hot_vocabularies_are_warm_from_the_first_token_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They compile whole rows themselves, or choose by how long these take."""
+    monkeypatch.setattr(kernels_ahead, "missing_calls", lambda groups: groups)
+    monkeypatch.setattr(kernels_ahead, "compile_ahead", lambda *_: None)
+    for options in ({"samplers": 1}, {"hot_vocabulary": "hot.json"}):
+        configuration = EngineConfiguration(model=str(DEMO), device="cpu", **options)
+        assert not holds(compile_kernels(configuration, lambda phase: None), WHOLE_ROWS)
 
 
 def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_a_drafter_may_begin_while_sequences_are_served(
         steps += 1
         if steps == 5:
             assert not drafter.right + drafter.wrong
-            engine.begin_guessing()
+            engine.take_kernels()
     assert [each.completion for each in collectors.values()] == plain
     assert drafter.right + drafter.wrong > 100
     engine.close()

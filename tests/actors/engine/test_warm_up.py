@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
+import pytest
+
+from lexshard.actors.decision import sampler
+from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.start.warm_up import warm_up_requests
+from lexshard.actors.messages import SamplingParameters
+from tests.support.demo_engine import demo_engine
 
 MOST, STEP = 16, 512
 
@@ -24,3 +32,31 @@ def test_elsewhere_every_kind_is_run_and_the_largest_batch_with_short_prompts() 
     kinds = len([size for size, _ in rounds(sizes_matter=True) if size == 1]) - 1
     assert [size for size, _ in made] == [1] * kinds + [kinds, MOST]
     assert max(prompt for _, prompt in made) < 32
+
+
+def test_rows_of_all_logits_are_decided_the_same_before_their_kernel_is_at_hand(
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [
+        SamplingParameters(temperature=0.0, logprobs=2, max_tokens=8),
+        SamplingParameters(temperature=0.9, top_p=0.7, logprobs=0, seed=1, max_tokens=8),
+        SamplingParameters(
+            temperature=1.1, top_k=40, presence_penalty=0.7, logprobs=1, seed=2, max_tokens=8
+        ),
+    ]
+    ready, not_yet = demo_engine(), demo_engine()
+
+    def told(engine: Engine, kind: SamplingParameters) -> list[tuple[object, ...]]:
+        found = engine.generate(prompt_ids[:3], kind)
+        return [(each.token_ids, each.logprobs) for each in found]
+
+    expected = [told(ready, each) for each in kinds]
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "decide_dense", None)
+        not_yet.warm_up(whole_rows=False)
+        assert [told(not_yet, each) for each in kinds] == expected
+    not_yet.take_kernels()
+    decide_dense = Mock(wraps=sampler.decide_dense)
+    monkeypatch.setattr(sampler, "decide_dense", decide_dense)
+    assert told(not_yet, kinds[1]) == expected[1]
+    assert decide_dense.called
