@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,20 @@ class Candidates:
             tuple(self.certificates[row] for row in rows),
             adjustments,
             None if self.drawn is None else self.drawn[list(rows)],
+        )
+
+    def with_rows(self, rows: Sequence[int], those: Candidates) -> Candidates:
+        """These, but of ``rows`` what ``those`` are, in this order."""
+        parts = [(self, row) for row in range(len(self.certificates))]
+        for place, row in enumerate(rows):
+            parts[row] = those, place
+        own = [(each, slice(*each.offsets[row : row + 2])) for each, row in parts]
+        return replace(
+            self,
+            ids=np.concatenate([each.ids[part] for each, part in own]),
+            raw=np.concatenate([each.raw[part] for each, part in own]),
+            offsets=np.cumsum([0, *(part.stop - part.start for _, part in own)], dtype=np.int64),
+            certificates=tuple(each.certificates[row] for each, row in parts),
         )
 
     def logit_of(self, row: int, token_id: int) -> float:

@@ -13,7 +13,10 @@ from typing import Literal
 from lexshard.actors.statistic import counter, gauge, histogram
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-NeedKind = Literal["top1", "topk", "minp", "nucleus", "epsilon", "dense", "labels", "forced"]
+NeedKind = Literal[
+    "top1", "topk", "minp", "nucleus", "nucleus-draw", "epsilon", "dense", "labels", "forced"
+]
+NUCLEUS_NEEDS: tuple[NeedKind, ...] = ("nucleus", "nucleus-draw")
 Guarantee = Literal["deterministic", "probabilistic", "relaxed", "dense"]
 # How guesses are tested. "same-token": a guess stands if the target draws it: when tokens come
 # changes, never which. "greedy": the same, for sequences at temperature 0 only.
@@ -213,8 +216,8 @@ class Certificate:
 
     @property
     def truncated(self) -> bool:
-        """Whether top-p has been applied: the candidates are the nucleus itself."""
-        if self.need != "nucleus" or self.guarantee == "dense":
+        """Whether top-p has been applied: a draw from the candidates is one from the nucleus."""
+        if self.need not in NUCLEUS_NEEDS or self.guarantee == "dense":
             return False
         return self.tier != MASK_TIER
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 # refining and rescoring what is left costs more than a more precise screen would.
 LARGEST_AVERAGE = 1.0 / 16.0
 WEIGHT_OF_LAST = 1.0 / 8.0
+# Of rows that draw from their nucleus, where bounds cost half of what every logit does.
+LARGEST_UNCERTAIN = 0.5
 # How many steps stay away from what has failed, doubling while it goes on failing.
 SHORTEST_BACKOFF = 32
 LONGEST_BACKOFF = 2048
@@ -34,16 +36,17 @@ class Backoff:
         self._length[name] = self._left[name] = length
 
 
-class CandidateShare:
-    """How large a share of the vocabulary the screens have left lately, by name."""
+class ShareLeft:
+    """How large a share what is tried has left lately, by name: too much beyond ``largest``."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
+        self._largest = largest
         self._average: dict[str, float] = {}
 
     def record(self, name: str, share: float) -> bool:
-        """Whether ``name`` leaves too much, now that it has left ``share`` of the vocabulary."""
+        """Whether ``name`` leaves too much, now that it has left ``share``."""
         average = self._average.get(name, 0.0)
         average += WEIGHT_OF_LAST * (share - average)
-        too_much = average > LARGEST_AVERAGE
+        too_much = average > self._largest
         self._average[name] = 0.0 if too_much else average
         return too_much

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.head.screens import DENSE, Screen, ScreenedRows
-from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.head.softmax.whole_softmax import Mass
 from lexshard.actors.messages import MASK_TIER, Certificate, Guarantee, NeedKind
 from lexshard.kernels.certified import Certified
 
@@ -26,6 +26,8 @@ class SearchCost:
     largest: npt.NDArray[np.float64]  # [N] the largest upper bound
     masses: Mapping[int, Mass]  # rows that bounds on the whole softmax decided
     masked: Collection[int] = ()  # rows whose masks hold few tokens, all of which are computed
+    # Canonical logits of rows that took more of them than they have candidates.
+    computed: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def step_certificates(
             certificates.append(Certificate(kind, "dense", DENSE, count, read, 1.0, fallback, 0.0))
             continue
         tier, failure = screened.screen.name, screened.screen.failure_probability
+        count = cost.computed.get(row, count)
         mass = cost.masses.get(row)
         precise = mass is not None and mass.precise
         if mass is not None:
@@ -99,8 +102,8 @@ def search_certificates(
     counts: Sequence[int],
     reading: Reading,
 ) -> tuple[Certificate, ...]:
-    """One certificate per row of a step that one call has decided (`kernels.certified`), with
-    ``counts`` [N] candidates."""
+    """One certificate per row of a step that one call has decided (`kernels.certified`), which
+    computed ``counts`` [N] canonical logits."""
     share = screen.bytes_per_pass // len(kinds)
     failure = min(1.0, screen.failure_probability * reading.size)
     return tuple(

@@ -17,11 +17,18 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.certificates import merge_certificates
 from lexshard.actors.head.output_head import OutputHead, Thresholds
-from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass, decide_mass, plan_mass
+from lexshard.actors.head.softmax.whole_softmax import (
+    Cut,
+    Mass,
+    PartialMass,
+    decide_mass,
+    plan_mass,
+)
+from lexshard.actors.messages import NUCLEUS_NEEDS
 from lexshard.actors.states.need import Need
 from lexshard.kernels.mass import Outline
 
-MASS_NEEDS = ("nucleus", "epsilon")
+MASS_NEEDS = (*NUCLEUS_NEEDS, "epsilon")
 # Computing all canonical logits takes four times as long as a dense screen or more.
 HOPELESS_SHARE = 0.75
 

@@ -23,8 +23,8 @@ STEP_KINDS: tuple[StepKind, ...] = ("one", "several")
 
 
 def step_kind(kinds: Collection[NeedKind]) -> StepKind:
-    """The kind of a step whose rows ask for ``kinds``."""
-    return "several" if "topk" in kinds else "one"
+    """The kind of a step whose rows ask for ``kinds``: of a nucleus, too, bounds must be tight."""
+    return "several" if "topk" in kinds or "nucleus-draw" in kinds else "one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

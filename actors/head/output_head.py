@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.head.softmax.whole_softmax import Mass
 from lexshard.actors.states.row_table import RowTable
 
 Hidden = torch.Tensor | npt.NDArray[np.float32]  # [N, d] fp32

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.states.row_table import RowTable
 
 # The integer masses of top-p (`kernels.truncate`) add up to less than 2**63 below this size.
@@ -43,6 +44,21 @@ def computes_allowed(rows: RowTable, row: int, vocabulary_size: int) -> bool:
     kind = rows.kinds[row]
     few = adjustment.mask.count <= FEW_ALLOWED_SHARE * vocabulary_size
     return kind == "labels" or (few and kind != "dense")
+
+
+def few_allowed(rows: RowTable, owned: OwnedRows) -> dict[int, npt.NDArray[np.int32]]:
+    """By row, the tokens of those rows that compute each that they are allowed, as a shard numbers
+    what it has ``owned``."""
+    if not len(rows.flat.masks):
+        return {}
+    masked: dict[int, npt.NDArray[np.int32]] = {}
+    for row in np.flatnonzero(rows.flat.mask >= 0).tolist():
+        if computes_allowed(rows, row, owned.vocabulary_size):
+            adjustment = rows.adjustments[row]
+            assert adjustment is not None
+            assert adjustment.mask is not None
+            masked[row] = owned.among(adjustment.mask.ids)
+    return masked
 
 
 def own_rows(

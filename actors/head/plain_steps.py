@@ -1,8 +1,8 @@
 """Steps of plain rows, which a shard that owns the vocabulary decides in one compiled call.
 
-Such rows want the best token, the best few or those near the best, after any processors but a
-mask of few tokens; nearly all do. What they get, certificates too, is what the steps of
-`actors.head.shard` give.
+Such rows want the best token, of all or of a nucleus, the best few or those near the best, after
+any processors but a mask of few tokens; nearly all do. What they get, certificates too, is what the
+steps of `actors.head.shard` give.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lexshard.kernels.quantize import Int8Tier, Tier
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
-KINDS: frozenset[NeedKind] = frozenset({"top1", "topk", "minp"})
+KINDS: frozenset[NeedKind] = frozenset({"top1", "topk", "minp", "nucleus-draw"})
 
 
 def is_plain(rows: RowTable, vocabulary_size: int) -> bool:
@@ -46,6 +46,7 @@ class DecidedRows(Screening):
     tau: npt.NDArray[np.float64]  # [N]
     candidates: Candidates
     excess: int  # candidates beside the tokens that set the thresholds
+    left: list[int]  # rows that draw from a nucleus in which their token may not lie
 
 
 class PlainSteps:
@@ -70,12 +71,16 @@ class PlainSteps:
         own = self._rows.get(screen.name)
         if own is None:
             return None
-        found = certified_candidates(np.ascontiguousarray(hidden), own, rows.search(), rows.flat)
+        found = certified_candidates(
+            np.ascontiguousarray(hidden), own, rows.search(), rows.flat, rows.controls.top_p
+        )
         if found is None:
             return None
         counts = [stop - start for start, stop in pairwise(found.offsets.tolist())]
         if max(counts) > LARGEST_SHARE * reading.size:
             return None
-        certificates = search_certificates(rows.kinds, screen, found, counts, reading)
+        computed = [sum(each) for each in zip(counts, found.weighed.tolist(), strict=True)]
+        certificates = search_certificates(rows.kinds, screen, found, computed, reading)
         candidates = Candidates(found.ids, found.raw, found.offsets, certificates, rows.flat)
-        return DecidedRows(hidden, found.thresholds, candidates, len(found.ids) - found.leaders)
+        excess, left = len(found.ids) - found.leaders, np.flatnonzero(~found.members).tolist()
+        return DecidedRows(hidden, found.thresholds, candidates, excess, left)

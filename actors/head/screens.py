@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lexshard.actors.head.whole_softmax import SoftmaxRow
+from lexshard.actors.head.softmax.whole_softmax import SoftmaxRow
 from lexshard.kernels.penalties import Adjustments, select_row
 from lexshard.kernels.quantize import Int4Tier, Tier
 from lexshard.kernels.rounding import UNIT_ROUNDOFF

@@ -15,8 +15,8 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation, Traffic
-from lexshard.actors.head.guess_tests import decide_by_candidates
 from lexshard.actors.head.output_head import HeadThatDraws, OutputHead, Thresholds
+from lexshard.actors.head.softmax.guess_tests import decide_by_candidates
 from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.need import Need

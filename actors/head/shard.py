@@ -8,7 +8,7 @@ and what `Shard.bound_masses` tells of the whole softmax.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,22 +17,20 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head.backoff import Backoff, CandidateShare
 from lexshard.actors.head.certificates import (
     Reading,
     SearchCost,
     step_certificates,
 )
 from lexshard.actors.head.exchange import HOPELESS_SHARE, MASS_NEEDS, MassTries, decide_masses
-from lexshard.actors.head.guess_tests import decide_guesses
-from lexshard.actors.head.ladder import Choices, Ladder, step_kind
+from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
-from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
+from lexshard.actors.head.output_rows import few_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.plain_steps import LARGEST_SHARE, DecidedRows, PlainSteps, is_plain
 from lexshard.actors.head.rescoring import Rescorer
+from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import (
-    DENSE,
     DenseScreen,
     FineRows,
     Linear,
@@ -42,7 +40,9 @@ from lexshard.actors.head.screens import (
     hidden_norms,
     postprocess_estimates,
 )
-from lexshard.actors.head.whole_softmax import (
+from lexshard.actors.head.softmax.guess_tests import decide_guesses
+from lexshard.actors.head.softmax.nucleus_draws import certain_draws
+from lexshard.actors.head.softmax.whole_softmax import (
     Mass,
     OutlinedRow,
     PartialMass,
@@ -62,12 +62,6 @@ from lexshard.kernels.search import (
 
 # Fewer tokens than this per row are rescored at once rather than refined first.
 WORTH_REFINING = 64
-MASS, TESTS = "mass", "tests"
-
-
-def _use(screen: Screen, kinds: Collection[NeedKind]) -> str:
-    """Under which name it is remembered whether ``screen`` leaves too much."""
-    return f"{screen.name} for {step_kind(kinds)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +73,9 @@ class ShardScreening(Screening):
     screened: ScreenedRows | None
     best: npt.NDArray[np.float64]  # [N] the best leader after adjustment, -inf where there is none
     masked: Mapping[int, npt.NDArray[np.int32]]  # by row: all tokens that few allowed ones are
+    draws: bool  # from nuclei: their rows have thresholds, as if they drew from all tokens
+    bounds: bool  # on the whole softmax are worth a try
+    settled: set[int] = field(default_factory=set)  # of these, rows that need no such bounds
     outlined: dict[int, OutlinedRow] = field(default_factory=dict)  # by row, of the last try
 
 
@@ -119,21 +116,19 @@ class Shard:
         self.vocabulary_size = vocabulary_size
         self.weight = rows
         self._rescorer = Rescorer(rows, biases, scale, softcap)
-        self._ladder = ladder
         self._dense = DenseScreen(rows, linear)
-        self._screens: dict[str, Screen] = {DENSE: self._dense}
+        screens: list[Screen] = [self._dense]
         self._plain = PlainSteps(self._rescorer, whole=self.owned.whole)
         self._fine: FineRows | None = None
         if ladder is not None:
             for name, tier in ladder.tiers.items():
                 if len(tier.scale) != self._size or tier.columns != rows.shape[1]:
                     raise ValueError(f"tier {name} does not fit the output weights")
-                self._screens[name] = screen = TierScreen(name, tier)
+                screen = TierScreen(name, tier)
+                screens.append(screen)
                 self._plain.add(screen, tier)
             self._fine = None if ladder.fine is None else FineRows(ladder.fine)
-        self._by_bytes = sorted(self._screens.values(), key=lambda screen: screen.bytes_per_pass)
-        self._share = CandidateShare()
-        self._backoff = Backoff()
+        self._choice = ScreenChoice(self._dense, screens, ladder)
         self._rows = np.arange(self._size, dtype=np.int32)
         self._reading = Reading(
             size=self._size,
@@ -144,10 +139,7 @@ class Shard:
 
     def start_with(self, choices: Choices, for_several: Choices | None = None) -> None:
         """Which tiers later steps are screened with first (see `Ladder`)."""
-        if self._ladder is None:
-            raise ValueError("a shard without a ladder has no choice")
-        self._ladder = replace(self._ladder, choices=choices, for_several=for_several)
-        self._share, self._backoff = CandidateShare(), Backoff()
+        self._choice.start_with(choices, for_several)
 
     # -- screening --------------------------------------------------------------------------------
 
@@ -161,7 +153,7 @@ class Shard:
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
         if not is_plain(rows, self.vocabulary_size):
             return self._screen_in_steps(array, rows)
-        screen = self._choose(rows.kinds)
+        screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
         found = self._decide_at_once(screen, array, rows)
         return self._screen_in_steps(array, rows, screen) if found is None else found
 
@@ -172,13 +164,20 @@ class Shard:
         decided = self._plain.decide(screen, hidden, rows, self._reading)
         if decided is None:
             return None
-        self._record(_use(screen, rows.kinds), decided.excess, len(rows))
+        self._record_candidates(screen, rows.kinds, decided.excess, len(rows))
+        self._choice.record_draws(screen, rows.kinds.count("nucleus-draw"), len(decided.left))
         return Thresholds(decided.tau, rows, decided)
 
-    def _record(self, use: str, excess: int, rows: int) -> None:
+    def _record_candidates(
+        self, screen: Screen, kinds: Sequence[NeedKind], excess: int, rows: int
+    ) -> None:
         """So many tokens beside the leaders were left of ``rows`` rows."""
-        share = max(0, excess) / (self._size * rows)
-        self._backoff.record(use, failed=self._share.record(use, share))
+        self._choice.record_candidates(screen, kinds, max(0, excess) / (self._size * rows))
+
+    def _draws(self, rows: RowTable) -> bool:
+        """Whether rows draw from their nucleus and are searched as if they drew from all: a shard
+        of some tokens alone does not know what is drawn."""
+        return self.owned.whole and "nucleus-draw" in rows.kinds
 
     def _screen_in_steps(
         self, array: npt.NDArray[np.float32], rows: RowTable, chosen: Screen | None = None
@@ -187,9 +186,11 @@ class Shard:
         refuse_unsound(np.isfinite(hidden_norms(array)))
         adjustments = self.owned.of_rows(rows.flat)
         # Rows whose mass cannot be certified lately go the dense way at once, and so do tests.
-        out = {"dense"} if self._worth_a_try(set(rows.kinds)) else {"dense", *MASS_NEEDS}
+        draws, bounds = self._draws(rows), self._worth_a_try(set(rows.kinds))
+        out = {"dense"} if bounds else {"dense", *MASS_NEEDS}
+        out -= {"nucleus-draw"} if draws else set()
         tested = rows.guesses if rows.guesses and self._worth_testing() else ()
-        masked = self._masked(rows)
+        masked = few_allowed(rows, self.owned)
         searched = [
             row
             for row, kind in enumerate(rows.kinds)
@@ -198,40 +199,19 @@ class Shard:
         tau, best = np.full(len(rows), np.nan), np.full(len(rows), -np.inf)
         screened = None
         if searched:
-            screen = chosen or self._choose([rows.kinds[row] for row in searched])
+            kinds = [rows.kinds[row] for row in searched]
+            screen = chosen or self._choice.next_for(kinds, draws=draws)
             screened = self._screened(screen, searched, array, rows, adjustments)
-            self._find_thresholds(screened, array, rows, tau, best)
-        return Thresholds(tau, rows, ShardScreening(array, adjustments, screened, best, masked))
-
-    def _masked(self, rows: RowTable) -> dict[int, npt.NDArray[np.int32]]:
-        """The tokens, rows of this shard, of rows whose masks hold so few of the vocabulary that
-        each is computed: no screen is of use there."""
-        masked: dict[int, npt.NDArray[np.int32]] = {}
-        if not len(rows.flat.masks):
-            return masked
-        for row in np.flatnonzero(rows.flat.mask >= 0).tolist():
-            if computes_allowed(rows, row, self.vocabulary_size):
-                adjustment = rows.adjustments[row]
-                assert adjustment is not None
-                assert adjustment.mask is not None
-                masked[row] = self.owned.among(adjustment.mask.ids)
-        return masked
+            self._find_thresholds(screened, array, rows, tau, best, draws=draws)
+        step = ShardScreening(array, adjustments, screened, best, masked, draws, bounds)
+        return Thresholds(tau, rows, step)
 
     def _worth_a_try(self, kinds: Set[str]) -> bool:
-        return kinds.isdisjoint(MASS_NEEDS) or self._backoff.allows(MASS)
+        return kinds.isdisjoint(MASS_NEEDS) or self._choice.allows("mass")
 
     def _worth_testing(self) -> bool:
         """A shard of some tokens alone knows nothing of the others that a guess is tested with."""
-        return self.owned.whole and self._backoff.allows(TESTS)
-
-    def _choose(self, kinds: Sequence[NeedKind]) -> Screen:
-        """The ladder's choice, or the next more precise screen that is worth a try now."""
-        if self._ladder is None:
-            return self._dense
-        chosen = self._screens[self._ladder.choice(len(kinds), step_kind(kinds))]
-        order = [chosen, *self._by_bytes[self._by_bytes.index(chosen) + 1 :]]
-        allowed = (each for each in order if self._backoff.allows(_use(each, kinds)))
-        return next(allowed, self._dense)
+        return self.owned.whole and self._choice.allows("tests")
 
     def _screened(
         self,
@@ -273,13 +253,15 @@ class Shard:
         rows: RowTable,
         tau: npt.NDArray[np.float64],
         best: npt.NDArray[np.float64],
+        *,
+        draws: bool,
     ) -> None:
         """Fills ``tau`` of the rows that a threshold decides, and the best leader of each row."""
         ids, offsets = screened.leaders.ids, screened.leaders.offsets
         own = hidden if len(screened.rows) == len(rows) else hidden[screened.rows]
         exact = self._rescorer.adjusted(own, ids, offsets, screened.adjustments)
         found = find_thresholds(self.owned.tokens(ids), exact, offsets, screened.search)
-        out = (*MASS_NEEDS, "dense")
+        out = {*MASS_NEEDS, "dense"} - ({"nucleus-draw"} if draws else set())
         decided = screened.known & [rows.kinds[row] not in out for row in screened.rows]
         tau[screened.rows[decided]] = found[decided]
         for place in np.flatnonzero(screened.adjustments.active).tolist():
@@ -294,23 +276,27 @@ class Shard:
         decided = thresholds.screening
         if isinstance(decided, DecidedRows):
             if thresholds.tau is decided.tau:
-                return decided.candidates
+                asked, found = thresholds.rows, decided.candidates
+                return self._with_draws(found, asked, decided.hidden, decided.left)
             own = self._screen_in_steps(decided.hidden, thresholds.rows)
             thresholds = replace(thresholds, screening=own.screening)
         step, asked = _screening(thresholds), thresholds.rows
-        masses = thresholds.masses
-        if masses is None:
-            masses = {}
-            if not set(asked.kinds).isdisjoint(MASS_NEEDS):
-                [masses] = decide_masses([self], [thresholds])
-        emitted = self._test_guesses(thresholds)
-        masses = {**masses, **emitted}
         lists: list[npt.NDArray[np.int32] | None] = [None] * len(asked)
         for row, few in step.masked.items():
             lists[row] = few
+        masses: dict[int, Mass] = {}
+        left: list[int] = []
         cost = SearchCost(np.zeros(len(lists), np.int64), np.zeros(len(lists)), masses, step.masked)
         if step.screened is not None:
             self._decide_by_threshold(thresholds, step.screened, lists, cost)
+            if step.draws:
+                left = self._uncertain_draws(thresholds, step.screened, lists, cost)
+        if thresholds.masses is not None:
+            masses |= thresholds.masses
+        elif not set(asked.kinds).isdisjoint(MASS_NEEDS):
+            masses |= decide_masses([self], [thresholds])[0]
+        emitted = self._test_guesses(thresholds)
+        masses |= emitted
         for row, mass in masses.items():
             lists[row] = self.owned.rows(mass.ids)
         dense = [row for row, rows in enumerate(lists) if rows is None]
@@ -321,7 +307,7 @@ class Shard:
         for row in np.flatnonzero(~step.adjustments.active).tolist():
             step.best[row] = raw[offsets[row] : offsets[row + 1]].max(initial=-np.inf)
         step.best[list(emitted)] = -np.inf  # what is emitted need not be best
-        return Candidates(
+        candidates = Candidates(
             ids=self.owned.tokens(ids),
             raw=raw,
             offsets=offsets,
@@ -335,6 +321,22 @@ class Shard:
             ),
             adjustments=asked.flat,
         )
+        return self._with_draws(candidates, asked, step.hidden, left)
+
+    def _with_draws(
+        self,
+        candidates: Candidates,
+        rows: RowTable,
+        hidden: npt.NDArray[np.float32],
+        left: Sequence[int],
+    ) -> Candidates:
+        """``candidates``, but of rows that are ``left`` because their token may not lie in the
+        nucleus that they draw from what the dense screen's bounds tell, or all logits."""
+        if not left:
+            return candidates
+        found = self.rescore(self._screen_in_steps(hidden[left], rows.some(left), self._dense))
+        again = tuple(replace(each, fallback=True) for each in found.certificates)
+        return candidates.with_rows(left, replace(found, certificates=again))
 
     def _decide_by_threshold(
         self,
@@ -362,8 +364,9 @@ class Shard:
         )
         counts = np.diff(offsets)
         if screened.screen is not self._dense:
-            use = _use(screened.screen, [thresholds.rows.kinds[row] for row in screened.rows])
-            self._record(use, int(counts.sum()) - len(screened.leaders.ids), int(decided.sum()))
+            kinds = [thresholds.rows.kinds[row] for row in screened.rows]
+            excess = int(counts.sum()) - len(screened.leaders.ids)
+            self._record_candidates(screened.screen, kinds, excess, int(decided.sum()))
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
                 hidden = _screening(thresholds).hidden[screened.rows]
@@ -377,6 +380,36 @@ class Shard:
             if len(own) <= LARGEST_SHARE * self._size:
                 lists[screened.rows[place]] = own
 
+    def _uncertain_draws(
+        self,
+        thresholds: Thresholds,
+        screened: ScreenedRows,
+        lists: list[npt.NDArray[np.int32] | None],
+        cost: SearchCost,
+    ) -> list[int]:
+        """The rows whose token may lie outside of the nucleus that they draw from, and of which the
+        dense screen may tell; where it is what screened them, their candidates are taken back."""
+        step, asked = _screening(thresholds), thresholds.rows
+        drawing = {
+            row: ids
+            for row in screened.rows.tolist()
+            if asked.kinds[row] == "nucleus-draw" and (ids := lists[row]) is not None
+        }
+        tight = screened.screen is self._dense
+        rescoring = (cost.largest, self._rescorer, step.hidden)
+        found = certain_draws(screened, drawing, *rescoring, asked, tight=tight)
+        for row, draw in found.items():
+            lists[row], cost.computed[row] = draw.ids, draw.computed
+        left = [row for row in drawing if row not in found]
+        self._choice.record_draws(screened.screen, len(drawing), len(left))
+        if not tight:
+            step.settled.update(drawing)
+            return left
+        step.settled.update(found)
+        for row in left:
+            lists[row] = None
+        return []
+
     def _test_guesses(self, thresholds: Thresholds) -> dict[int, Mass]:
         """What rows that test a guess emit, where bounds tell: those that screened the step or,
         where they were too loose, the dense screen's."""
@@ -388,17 +421,16 @@ class Shard:
         if not tested:
             return {}
         found: dict[int, Mass] = {}
-        use = _use_of(TESTS, screened.screen)
-        if self._backoff.allows(use):
+        if self._choice.allows("tests", screened.screen):
             found = decide_guesses(screened, tested, self._rescorer, step.hidden, asked)
-            self._backoff.record(use, failed=_hopeless(found, tested))
+            self._choice.record("tests", screened.screen, failed=_hopeless(found, tested))
         left = [row for row in tested if row not in found]
         if left and screened.screen is not self._dense:
             better = self._screened(self._dense, left, step.hidden, asked, step.adjustments)
             found |= decide_guesses(
                 better, left, self._rescorer, step.hidden, asked, precisely=True
             )
-        self._backoff.record(TESTS, failed=_hopeless(found, tested))
+        self._choice.record("tests", failed=_hopeless(found, tested))
         return found
 
     def _refines(self, screen: Screen) -> bool:
@@ -412,17 +444,18 @@ class Shard:
         """The rows that bounds on the whole softmax may decide."""
         if isinstance(thresholds.screening, DecidedRows):
             return []
-        screened = _screening(thresholds).screened
-        if screened is None:
+        step, kinds = _screening(thresholds), thresholds.rows.kinds
+        if step.screened is None or not step.bounds:
             return []
-        return [row for row in screened.rows.tolist() if thresholds.rows.kinds[row] in MASS_NEEDS]
+        rows: list[int] = step.screened.rows.tolist()
+        return [row for row in rows if kinds[row] in MASS_NEEDS and row not in step.settled]
 
     def mass_tries(self, thresholds: Thresholds) -> MassTries:
         """Whether the bounds of the screen are worth a try now, and whether the dense one's are
         better."""
         screened = _screening(thresholds).screened
         assert screened is not None
-        at_once = self._backoff.allows(_use_of(MASS, screened.screen))
+        at_once = self._choice.allows("mass", screened.screen)
         return MassTries(at_once, screened.screen is not self._dense)
 
     def outline_masses(
@@ -463,11 +496,11 @@ class Shard:
         """Whether the bounds that screened the step were too loose for most of its rows."""
         screened = _screening(thresholds).screened
         assert screened is not None
-        self._backoff.record(_use_of(MASS, screened.screen), failed=failed)
+        self._choice.record("mass", screened.screen, failed=failed)
 
     def record_masses(self, *, failed: bool) -> None:
         """Whether no bounds were tight enough for most rows of a step."""
-        self._backoff.record(MASS, failed=failed)
+        self._choice.record("mass", failed=failed)
 
 
 def _screening(thresholds: Thresholds) -> ShardScreening:
@@ -477,7 +510,3 @@ def _screening(thresholds: Thresholds) -> ShardScreening:
 
 def _hopeless(found: Mapping[int, Mass], tested: Sequence[int]) -> bool:
     return len(tested) - len(found) > HOPELESS_SHARE * len(tested)
-
-
-def _use_of(purpose: str, screen: Screen) -> str:
-    return f"{purpose} by {screen.name}"

@@ -63,6 +63,7 @@ class Need:
       min_p``.
     - ``nucleus``: exactly the fewest best tokens that hold ``top_p`` of the whole softmax at this
       temperature, as `kernels.truncate` defines them.
+    - ``nucleus-draw``: the argmax of ``top1`` among the tokens of that nucleus.
     - ``epsilon``: tokens outside of which at most ``epsilon`` of the whole softmax lies; a draw
       from them is within ``epsilon`` of the exact one in total variation, and not the exact one.
     - ``dense``: the canonical logit of every token (returned logprobs). A row with a ``guess``

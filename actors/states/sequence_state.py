@@ -185,7 +185,7 @@ class SequenceState:
             return "topk"
         if self.parameters.min_p > 0:
             return "minp"
-        return "nucleus" if self.parameters.top_p < 1 else "top1"
+        return "nucleus-draw" if self.parameters.top_p < 1 else "top1"
 
     def _banned(self, drafted: tuple[int, ...]) -> npt.NDArray[np.int32]:
         early = self.output_length + len(drafted) < self.parameters.min_tokens
@@ -281,6 +281,8 @@ class SequenceStates:
             by_bounds = test.exactly and kinds[row] == "top1"
             if by_bounds or not test.exactly:
                 kinds[row] = "dense"
+            elif kinds[row] == "nucleus-draw":
+                kinds[row] = "nucleus"
             if by_bounds:
                 guesses[row] = test
         controls = Controls(

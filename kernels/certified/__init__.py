@@ -1,9 +1,9 @@
 """From hidden states to the tokens that can still be drawn, in one compiled call.
 
 What `kernels.screen`, `kernels.search` and `kernels.rows` do one after the other, for the rows that
-nearly all are: an int8 tier screens them, a threshold decides them, and they want the best token,
-the best few or those near the best. A step of one row spends more between such calls than in them.
-Their results are these calls' own, bit for bit.
+nearly all are: an int8 tier screens them, a threshold decides them, and they want the best token
+(of all, or of a nucleus), the best few or those near the best. A step of one row spends more
+between such calls than in them. Their results are these calls' own, bit for bit.
 """
 
 from __future__ import annotations
@@ -68,12 +68,20 @@ class Certified(NamedTuple):
     largest: npt.NDArray[np.float64]  # [N] no token's upper bound is larger
     best: npt.NDArray[np.float64]  # [N] the best adjusted logit that is known
     leaders: int  # tokens whose logits set the thresholds
+    members: npt.NDArray[np.bool_]  # [N] whether what is drawn is certainly of the nucleus, if any
+    weighed: npt.NDArray[np.int64]  # [N] more canonical logits that that took
 
 
 def certified_candidates(
-    hidden: npt.NDArray[np.float32], rows: Rows, needs: Needs, adjustments: Adjustments
+    hidden: npt.NDArray[np.float32],
+    rows: Rows,
+    needs: Needs,
+    adjustments: Adjustments,
+    top_p: npt.NDArray[np.float64],
 ) -> Certified | None:
     """Every token whose upper bound reaches its row's threshold. ``hidden`` [N, d], C-contiguous.
+    Of GUMBEL rows whose ``top_p`` [N] is below 1, whether their token is one of their nucleus
+    (`kernels.mass.draws_member`).
 
     None where hidden states are not finite, or too large for estimates to mean anything.
     """
@@ -81,5 +89,5 @@ def certified_candidates(
 
     large = len(hidden) * rows.values.size > MULTIPLICATIONS_PER_THREAD
     team, size = pool.team(worth=large)
-    known, found = cpu.certified_candidates(team, size, hidden, *rows, needs, adjustments)
+    known, found = cpu.certified_candidates(team, size, hidden, *rows, needs, adjustments, top_p)
     return Certified(*found) if known else None

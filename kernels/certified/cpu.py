@@ -9,7 +9,9 @@ from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
 from lexshard.kernels.copies import copy_into
-from lexshard.kernels.penalties.cpu import adjust
+from lexshard.kernels.mass.cpu import drawn, heaviest, stands
+from lexshard.kernels.mass.reference import HEAVY_SHARE
+from lexshard.kernels.penalties.cpu import adjust, adjust_tokens
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.rows.lanes import LANES
 from lexshard.kernels.screen.cpu import PANEL, screen_bytes, screen_signed_bytes
@@ -18,6 +20,7 @@ from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER
 from lexshard.kernels.search.candidates import find_candidates
 from lexshard.kernels.search.leaders import find_leaders
 from lexshard.kernels.search.thresholds import find_thresholds_of
+from lexshard.kernels.search.types import GUMBEL
 from lexshard.kernels.team.jobs import run
 
 
@@ -103,6 +106,43 @@ def _screen(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _members(  # type: ignore[no-untyped-def]
+    found, raw, estimates, row_slack, slack, padded, weight, needs, adjustments, top_p
+):
+    """Whether what each row draws from its candidates lies in its nucleus, if it draws from one,
+    and how many more logits that took."""
+    ids, offsets, largest = found
+    members = np.ones(top_p.size, np.bool_)
+    weighed = np.zeros(top_p.size, np.int64)
+    nothing = np.empty(0, np.int32)
+    for row in range(top_p.size):
+        if needs.kind[row] != GUMBEL or top_p[row] >= 1.0:
+            continue
+        scale = needs.inverse_temperature[row]
+        own = ids[offsets[row] : offsets[row + 1]]
+        logits = raw[offsets[row] : offsets[row + 1]].copy()
+        if adjustments.active[row]:
+            adjust_tokens(own, logits, row, adjustments)
+        place = drawn(own, logits, needs.key[row], needs.position[row], scale)
+        members[row] = False
+        if place < 0:
+            continue
+        bounds = (estimates[row], row_slack, slack[row], adjustments, row, scale)
+        token = (top_p[row], own[place], logits[place], largest[row])
+        members[row] = stands(*bounds, *token, nothing, raw[:0], True)
+        if not members[row]:
+            heavy = heaviest(*bounds, largest[row], estimates.shape[1] // HEAVY_SHARE)
+            weighed[row] = heavy.size
+            known = gather(
+                padded[row : row + 1], weight, heavy, np.array([0, heavy.size], np.int64)
+            )
+            if adjustments.active[row]:
+                adjust_tokens(heavy, known, row, adjustments)
+            members[row] = stands(*bounds, *token, heavy, known, True)
+    return members, weighed
+
+
+@njit(nogil=True, cache=True)
 def certified_candidates(  # type: ignore[no-untyped-def]
     team,
     size,
@@ -117,6 +157,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     limits,
     needs,
     adjustments,
+    top_p,
 ):
     """Whether estimates mean anything, and then the fields of `kernels.certified.Certified`."""
     count, columns = hidden.shape
@@ -129,8 +170,8 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     if not _screen(
         team, size, hidden, values, scale, products, direction, limits, estimates, slack
     ):
-        nothing = np.zeros(1, np.int64)
-        return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0)
+        nothing, none = np.zeros(1, np.int64), (np.empty(0, np.bool_), np.zeros(0, np.int64))
+        return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0, *none)
     leaders, first, maxima, noise = find_leaders(
         estimates, row_slack, every, by_block, vocabulary, needs, adjustments
     )
@@ -162,4 +203,18 @@ def certified_candidates(  # type: ignore[no-untyped-def]
             known, begin = exact, first
         for index in range(begin[row], begin[row + 1]):
             best[row] = max(best[row], np.float64(known[index]))
-    return True, (ids, raw, offsets, thresholds, largest, best, leaders.size)
+    found = (ids, offsets, largest)
+    members, weighed = _members(
+        found, raw, estimates, row_slack, slack, padded, weight, needs, adjustments, top_p
+    )
+    return True, (
+        ids,
+        raw,
+        offsets,
+        thresholds,
+        largest,
+        best,
+        leaders.size,
+        members,
+        weighed,
+    )

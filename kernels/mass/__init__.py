@@ -2,22 +2,37 @@
 
 What the certificates of top-p and epsilon need: `outside_mass` bounds all tokens outside of a list,
 `plan` says which of the best tokens such a list should hold, from the outlines (`outline`) of all
-who hold a part of the row. `adjusted_bounds` gives the bounds themselves.
+shards that hold a part of the row; `stands` tells of one token whether top-p certainly leaves
+it or leaves it out, which takes no list. `adjusted_bounds` gives the bounds themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.mass import cpu
-from lexshard.kernels.mass.reference import BINS, Outline, OutsideMass
+from lexshard.kernels.mass.reference import BINS, HEAVY_SHARE, Logits, Outline, OutsideMass
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates, Needs
 
-__all__ = ["Outline", "OutsideMass", "adjusted_bounds", "outline", "outside_mass", "plan"]
+__all__ = [
+    "Logits",
+    "Outline",
+    "OutsideMass",
+    "adjusted_bounds",
+    "drawn",
+    "heaviest_tokens",
+    "outline",
+    "outside_mass",
+    "plan",
+    "stands",
+]
+
+NO_LOGITS = Logits(np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 def adjusted_bounds(
@@ -43,6 +58,64 @@ def outside_mass(
     bounds = (estimates.values, estimates.row_slack, estimates.hidden_slack)
     found = cpu.outside_mass(*bounds, vocabulary_size, needs, adjustments, ids, offsets)
     return OutsideMass(*found)
+
+
+def drawn(needs: Needs, candidates: Logits) -> int:
+    """The place of what one row draws from its ``candidates``, -1 where all are excluded."""
+    scale = needs.inverse_temperature[0]
+    place: int = cpu.drawn(*candidates, needs.key[0], needs.position[0], scale)
+    return place
+
+
+def stands(
+    estimates: Estimates,
+    needs: Needs,
+    adjustments: Adjustments,
+    top_p: float,
+    token: Logits,
+    largest: float,
+    known: Logits = NO_LOGITS,
+    *,
+    inside: bool = True,
+) -> bool:
+    """Whether one ``token`` certainly stands ``inside`` of the nucleus of a row, or outside of it:
+    the fewest best tokens that hold ``top_p`` of the softmax, as `kernels.truncate` defines them.
+
+    It stands inside if all better ones hold less, and then it is what is drawn from the nucleus if
+    it is what is drawn from all tokens; which tokens the nucleus holds is not known. No upper bound
+    is above ``largest``. Of ``known`` tokens, sorted, their logits count, of others their bounds.
+    """
+    scale, ids, logits = needs.inverse_temperature[0], *token
+    found: bool = cpu.stands(
+        *_only_row(estimates, adjustments),
+        scale,
+        top_p,
+        ids[0],
+        logits[0],
+        largest,
+        *known,
+        inside,
+    )
+    return found
+
+
+def heaviest_tokens(
+    estimates: Estimates, needs: Needs, adjustments: Adjustments, largest: float
+) -> npt.NDArray[np.int32]:
+    """The tokens of one row, sorted, whose logits are worth knowing where its bounds do not tell:
+    those with the largest upper bounds, none of which is above ``largest``."""
+    most = estimates.row_slack.shape[1] // HEAVY_SHARE
+    scale = needs.inverse_temperature[0]
+    found: npt.NDArray[np.int32] = cpu.heaviest(
+        *_only_row(estimates, adjustments), scale, largest, most
+    )
+    return found
+
+
+def _only_row(estimates: Estimates, adjustments: Adjustments) -> tuple[Any, ...]:
+    """How numba takes the bounds of one row."""
+    bounds = (estimates.values[0], estimates.row_slack, estimates.hidden_slack[0])
+    return (*bounds, adjustments, 0)
 
 
 def outline(

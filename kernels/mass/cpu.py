@@ -7,26 +7,38 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.exponential import single_precision
 from lexshard.kernels.exponential.double_precision import exponential
 from lexshard.kernels.mass.reference import (
     BIN_WIDTH,
     BINS,
     CONFIDENCE,
+    FARTHEST_DRAWN,
     LARGEST_PLACE,
     MASS_MARGIN,
+    MEMBER_MARGIN,
 )
+from lexshard.kernels.noise.cpu import noise_of
+from lexshard.kernels.ordered_sums import total
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.search.blocks import slack_factors, upper_bounds
 
+CHUNK = 512  # tokens whose bounds are weighed at a time
+# Of tokens whose logits may be worth knowing: in logits times s below the largest bound.
+HEAVY_BIN, HEAVY_BINS = 1.0 / 8.0, 128
+
 
 @njit(nogil=True, cache=True)
-def _lower_bounds(values, row_slack, hidden_slack, lower):  # type: ignore[no-untyped-def]
-    error, size, rest, share = slack_factors(hidden_slack)
-    errors = row_slack[0]
-    sizes = row_slack[1]
+def _lower_bounds(values, row_slack, factors, first, lower):  # type: ignore[no-untyped-def]
+    """Writes the lower bounds ``lower`` [n] of the tokens from ``first`` on."""
+    error, size, rest, share = factors
+    stop = first + lower.size
+    estimates = values[first:stop]
+    errors = row_slack[0, first:stop]
+    sizes = row_slack[1, first:stop]
     for i in range(lower.size):
         slack = error * errors[i] + size * sizes[i] + rest
-        lower[i] = values[i] - (slack + abs(values[i]) * share)
+        lower[i] = estimates[i] - (slack + abs(estimates[i]) * share)
 
 
 @njit(nogil=True, cache=True)
@@ -35,7 +47,7 @@ def write_bounds(values, row_slack, hidden_slack, adjustments, row, side, bounds
     if side == 0:
         upper_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
     else:
-        _lower_bounds(values[row], row_slack, hidden_slack[row], bounds)
+        _lower_bounds(values[row], row_slack, slack_factors(hidden_slack[row]), 0, bounds)
     if adjustments.active[row]:
         adjust_block(bounds, 0, row, adjustments)
 
@@ -78,6 +90,122 @@ def outside_mass(  # type: ignore[no-untyped-def]
             else:
                 result[1, row] = log_sum - MASS_MARGIN
     return result
+
+
+@njit(nogil=True, cache=True)
+def _shares(one, other, least, scale, top, above, below):  # type: ignore[no-untyped-def]
+    """What each token has, in shares of ``top``: ``above`` by its ``one`` bound if that reaches
+    ``least``, else ``below`` by the ``other``."""
+    for index in range(one.size):
+        better = one[index] >= least
+        bound = one[index] if better else other[index]
+        share = np.float64(single_precision.exponential((bound - top) * scale))
+        above[index] = share if better else 0.0
+        below[index] = 0.0 if better else share
+
+
+@njit(nogil=True, cache=True)
+def heaviest(values, row_slack, hidden_slack, adjustments, row, scale, largest, most):  # type: ignore[no-untyped-def]
+    """The tokens with the largest upper bounds, none of which is above ``largest``, sorted by id:
+    as many bins of them as hold up to ``most``."""
+    factors = slack_factors(hidden_slack)
+    size = row_slack.shape[1]
+    if not math.isfinite(largest):
+        return np.empty(0, np.int32)
+    factor = np.float32(scale / HEAVY_BIN)
+    top = np.float32(largest)
+    bins = np.empty(size, np.uint8)
+    upper = np.empty(CHUNK, np.float32)
+    for first in range(0, size, CHUNK):
+        own = upper[: min(CHUNK, size - first)]
+        upper_bounds(values, row_slack, factors, first, own)
+        if adjustments.active[row]:
+            adjust_block(own, first, row, adjustments)
+        for index in range(own.size):
+            below = (top - own[index]) * factor
+            bins[first + index] = np.uint8(min(below, np.float32(HEAVY_BINS)))
+    counts = np.zeros(HEAVY_BINS + 1, np.int64)
+    for index in range(size):
+        counts[bins[index]] += 1
+    total, end = 0, 0
+    while end < HEAVY_BINS and total + counts[end] <= most:
+        total += counts[end]
+        end += 1
+    ids = np.empty(total, np.int32)
+    count = 0
+    for index in range(size):
+        if bins[index] < end:
+            ids[count] = index
+            count += 1
+    return ids
+
+
+@njit(nogil=True, cache=True)
+def stands(  # type: ignore[no-untyped-def]
+    values,
+    row_slack,
+    hidden_slack,
+    adjustments,
+    row,
+    scale,
+    top_p,
+    token,
+    logit,
+    largest,
+    known,
+    known_logits,
+    inside,
+):
+    """Whether ``token``, whose adjusted logit is known, is certainly ``inside`` of the nucleus, or
+    certainly outside: no upper bound is above ``largest``, and both bounds of the tokens ``known``
+    [K] are their logits."""
+    top = np.float32(max(logit, np.float32(largest)))
+    distance = np.float64(logit - top) * scale
+    if not distance >= -FARTHEST_DRAWN:
+        return False
+    factors = slack_factors(hidden_slack)
+    bounds, shares = np.empty((2, CHUNK), np.float32), np.empty((2, CHUNK))
+    # Outside: what is certainly better has at least, all others have at most.
+    least = logit if inside else np.nextafter(logit, np.float32(np.inf))
+    place = 0
+    better = 0.0
+    others = exponential(distance)
+    for first in range(0, row_slack.shape[1], CHUNK):
+        count = min(CHUNK, row_slack.shape[1] - first)
+        upper, lower = bounds[0, :count], bounds[1, :count]
+        above, below = shares[0, :count], shares[1, :count]
+        upper_bounds(values, row_slack, factors, first, upper)
+        _lower_bounds(values, row_slack, factors, first, lower)
+        if adjustments.active[row]:
+            adjust_block(upper, first, row, adjustments)
+            adjust_block(lower, first, row, adjustments)
+        while place < known.size and known[place] < first + count:
+            upper[known[place] - first] = known_logits[place]
+            lower[known[place] - first] = known_logits[place]
+            place += 1
+        one, other = (upper, lower) if inside else (lower, upper)
+        _shares(one, other, least, np.float32(scale), top, above, below)
+        if first <= token < first + count:
+            above[token - first] = 0.0
+            below[token - first] = 0.0
+        better += total(above)
+        others += total(below)
+    if inside:
+        return better < (top_p - MEMBER_MARGIN) * (better + others)
+    return better > (top_p + MEMBER_MARGIN) * (better + others)
+
+
+@njit(nogil=True, cache=True)
+def drawn(ids, logits, key, position, scale):  # type: ignore[no-untyped-def]
+    """Which of the tokens ``ids`` [n] of adjusted ``logits`` [n] is drawn, -1 if all are
+    excluded."""
+    winner = -1
+    highest = -np.inf
+    for index in range(ids.size):
+        score = np.float64(logits[index]) * scale + np.float64(noise_of(key, position, ids[index]))
+        if score > highest:
+            winner, highest = index, score
+    return winner
 
 
 @njit(nogil=True, cache=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lexshard.kernels.noise.reference import gumbel_noise
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates, Needs
 from lexshard.kernels.search.reference import adjusted_row, outward
@@ -19,8 +20,26 @@ BIN_WIDTH = 1.0 / 16.0
 BINS = 768
 # Numbers of bins beyond this say nothing: float64 does not tell neighbouring bins apart there.
 LARGEST_PLACE = 2**50
+# Of a row's mass: above all that fp32 exponentials and their sums lose, and above the rounding of
+# masses to integers by which nuclei are defined.
+MEMBER_MARGIN = 2.0**-12
+# A token this far below the largest bound, in logits times s, has no share that fp32 could tell.
+FARTHEST_DRAWN = 60.0
+# The share of the vocabulary whose logits are worth computing where bounds do not tell.
+HEAVY_SHARE = 64
 # The uncertainty of the total mass that a plan accepts, in masses of the last token of the nucleus.
 CONFIDENCE = 0.5
+
+
+class Logits(NamedTuple):
+    """Canonical logits of some tokens of one row, after its processors."""
+
+    ids: npt.NDArray[np.int32]  # [K] sorted
+    logits: npt.NDArray[np.float32]  # [K]
+
+    def at(self, place: int) -> Logits:
+        """One of them."""
+        return Logits(self.ids[place : place + 1], self.logits[place : place + 1])
 
 
 class OutsideMass(NamedTuple):
@@ -81,6 +100,44 @@ def outside_mass(
         result[1, row] = _log_sum(lower, scale) - MASS_MARGIN
         result[2, row] = upper.max(initial=-np.inf)
     return OutsideMass(*result)
+
+
+def drawn(needs: Needs, candidates: Logits) -> int:
+    noise = gumbel_noise(int(needs.key[0]), int(needs.position[0]), candidates.ids)
+    scores = candidates.logits.astype(np.float64) * needs.inverse_temperature[0] + noise
+    return int(scores.argmax()) if scores.max(initial=-np.inf) > -np.inf else -1
+
+
+def stands(
+    estimates: Estimates,
+    needs: Needs,
+    adjustments: Adjustments,
+    top_p: float,
+    token: Logits,
+    largest: float,
+    known: Logits,
+    *,
+    inside: bool,
+) -> bool:
+    size, scale = estimates.row_slack.shape[1], needs.inverse_temperature[0]
+    every, logit = np.arange(size, dtype=np.int32), float(token.logits[0])
+    values = estimates.values[0, :size]
+    slack = outward(values, estimates.row_slack, estimates.hidden_slack[0])
+    upper = adjusted_row(every, values + slack, adjustments, 0).astype(np.float64)
+    lower = adjusted_row(every, values - slack, adjustments, 0).astype(np.float64)
+    upper[known.ids] = lower[known.ids] = known.logits
+    one, other = (upper, lower) if inside else (lower, upper)
+    better = upper >= logit if inside else lower > logit
+    top, others = max(largest, logit), every != token.ids[0]
+    above = np.exp((one[better & others] - top) * scale).sum()
+    below = np.exp((other[~better & others] - top) * scale).sum()
+    distance = (logit - top) * scale
+    total = above + below + np.exp(distance)
+    if distance < -FARTHEST_DRAWN:
+        return False
+    if inside:
+        return bool(above < (top_p - MEMBER_MARGIN) * total)
+    return bool(above > (top_p + MEMBER_MARGIN) * total)
 
 
 def _log_sum(values: npt.NDArray[np.float32], scale: float) -> float:

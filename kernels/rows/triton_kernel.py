@@ -120,18 +120,25 @@ def _moved(weight):  # type: ignore[no-untyped-def]
 def _every_kernel(  # type: ignore[no-untyped-def]
     factors,
     result,
+    wanted,
     rows,
     size,
+    COUNTED: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """ROWS hidden rows meet TOKENS tokens; each sum is added up as if it were alone.
 
+    Where rows are COUNTED, only the first ``wanted`` are of interest.
+
     Hidden states are float64 times 2^896, which weights lack, and zero beyond the columns and the
     rows. Programs of the same tokens are neighbours, so that the cache has their weights.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
+    if COUNTED:  # noqa: SIM102  # Triton would load either way
+        if first >= tl.load(wanted):
+            return
     token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     inside = token < size
     lane = tl.arange(0, 16)
@@ -186,7 +193,7 @@ def canonical_logits(
     device = weight.device
     factors = Factors.of(hidden.to(device=device, dtype=torch.float32).contiguous(), weight)
     if ids is None or offsets is None:
-        return _every_logit(factors)
+        return every_logit(factors)
     offsets = offsets.to(device=device, dtype=torch.int64)
     ids = ids.to(device).contiguous()
     starts, counts = offsets[:-1].contiguous(), offsets.diff().int()
@@ -199,8 +206,9 @@ def canonical_logits(
     return result
 
 
-def _every_logit(factors: Factors) -> torch.Tensor:
-    """[N, V] of the rows' hidden states, contiguous; waits for nothing."""
+def every_logit(factors: Factors, wanted: torch.Tensor | None = None) -> torch.Tensor:
+    """Canonical logits [N, V] of the rows' hidden states, contiguous; waits for nothing. Of the
+    first ``wanted`` [] rows alone, where the device has counted them; others' mean nothing."""
     rows, size = len(factors.hidden), len(factors.weight)
     result = torch.empty(rows, size, device=factors.weight.device, dtype=torch.float32)
     if not result.numel():
@@ -210,8 +218,10 @@ def _every_logit(factors: Factors) -> torch.Tensor:
     _every_kernel[(triton.cdiv(rows, together), triton.cdiv(size, TOKENS))](
         factors._replace(**_moved_hidden(factors.hidden, together, 16 * steps)),
         result,
+        result if wanted is None else wanted,
         rows,
         size,
+        COUNTED=wanted is not None,
         TOKENS=TOKENS,
         ROWS=together,
         UNROLL=steps,

@@ -50,7 +50,7 @@ METHODS = {
     wish: SAMPLING_METHODS[name]
     for wish, name in (("greedy", "greedy"), ("sample", "gumbel"), ("top-50", "top50"))
 }
-METHODS[NUCLEUS] = Need("nucleus", top_p=0.95, inverse_temperature=1.0)
+METHODS[NUCLEUS] = Need("nucleus-draw", top_p=0.95, inverse_temperature=1.0)
 BATCHES = (1, 8, 64)
 
 

@@ -42,7 +42,7 @@ from tests.support.sharded_cases import (
 
 LARGEST_WORLD = 4
 SECONDS = 2.0
-EVERY_KIND = {"top1", "topk", "minp", "nucleus", "epsilon", "dense"}
+EVERY_KIND = {"top1", "topk", "minp", "nucleus", "nucleus-draw", "epsilon", "dense"}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from tests.support.search_cases import random_adjustment
 
 pytestmark = pytest.mark.vectors
 
-KINDS = ("greedy", "gumbel", "topk", "minp")
+KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus-draw")
+SHARES = (0.2,) * 5
 
 
 def shards(random: np.random.Generator, size: int, columns: int, half: bool) -> tuple[Shard, Shard]:
@@ -44,7 +45,7 @@ def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
     try:
         for rows in (1, 2, 3, 4, 5, 8, 13, 33):
             pool.set_threads(int(random.integers(1, 4)))
-            batch = random_needs(random, size, rows, kinds=KINDS, shares=(0.25,) * 4, adjusted=0.3)
+            batch = random_needs(random, size, rows, kinds=KINDS, shares=SHARES, adjusted=0.3)
             table = RowTable.of(batch.needs)
             hidden = random.standard_normal((rows, at_once.weight.shape[1])).astype(np.float32)
             found, expected = at_once.screen(hidden, table), in_steps.screen(hidden, table)
@@ -66,7 +67,7 @@ def test_masks_of_many_tokens_are_decided_at_once(seed: int) -> None:
     at_once, in_steps = shards(random, size, 64, half=True)
     few = Mask.of_ids(random.choice(size, size // 64, replace=False), size)
     for rows in (1, 3, 8):
-        batch = random_needs(random, size, rows, kinds=KINDS, shares=(0.25,) * 4)
+        batch = random_needs(random, size, rows, kinds=KINDS, shares=SHARES)
         needs = []
         for need in batch.needs:
             share = float(random.choice([0.02, 0.3, 0.9, 1.0]))

@@ -291,7 +291,8 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
         guarantees = [each.guarantee for each in certificates]
         host = (4, 5, 6, 10) if softcap else (4, 6, 10)  # which draws from every logit
         assert guarantees == ["dense" if row in host else "deterministic" for row in range(rows)]
-        assert not any(each.fallback for each in certificates)
+        # So flat a row is drawn from all of its nucleus.
+        assert [row for row, each in enumerate(certificates) if each.fallback] == [5]
         # Rows without room for their candidates have every logit computed, and say so.
         cramped = DeviceShard(*arguments, tier, device=device, capacity=1, largest_k=8)
         got, certificates = _decide(cramped, hidden[:3], size)
@@ -363,6 +364,74 @@ def check_the_device_draws_what_the_host_decides(device: str) -> None:
     assert bent.screen(hidden[:2], RowTable.of(asked)).drawn is None
     mixed = RowTable.of([Need("top1"), Need("dense")])
     assert shard.screen(hidden[:2], mixed).drawn is None
+
+
+NUCLEI = (
+    SamplingParameters(temperature=0.7, top_p=0.9, seed=1),
+    SamplingParameters(temperature=1.0, top_p=0.95, seed=2),
+    SamplingParameters(temperature=0.5, top_p=0.999, seed=3),
+    SamplingParameters(temperature=0.8, top_p=0.7, seed=4),
+    SamplingParameters(temperature=0.6, top_p=0.95, seed=5, frequency_penalty=0.4),
+)
+
+
+def check_what_is_drawn_from_a_nucleus_is_what_all_logits_give(device: str) -> None:
+    _check_draws_from_nuclei(device, 15, 64, None)
+
+
+def check_nuclei_that_bounds_leave_are_found_as_far_as_there_is_room(device: str) -> None:
+    _check_draws_from_nuclei(device, 30, 64, 30.0)
+    _check_draws_from_nuclei(device, 40, 1, None)
+
+
+def _check_draws_from_nuclei(device: str, rows: int, room: int, softcap: float | None) -> None:
+    """Most rows are decided by bounds, of more than one tile; of the others those without a
+    processor or a soft-cap on the device, as many as there is ``room`` for."""
+    from lexshard.actors.head.gpu import device_shard
+
+    size, columns = 1300, 48
+    random = np.random.default_rng(5)
+    weight = torch.from_numpy(random.standard_normal((size, columns))).bfloat16()
+    hidden = torch.from_numpy(random.standard_normal((rows, columns)) * 0.6).float()
+    bias = torch.from_numpy(random.integers(0, 2, size).astype(np.float32))
+    states = [
+        SequenceState(Request("r", 0, (1, 5, 7, 7), each, resumed_ids=(9, row)), size, (2,))
+        for row, each in enumerate(NUCLEI * (rows // len(NUCLEI)))
+    ]
+    table = LooseStates(size, states).table(RowNames(tuple(range(rows))))
+    plain = [row for row, each in enumerate(table.adjustments) if each is None]
+    head = (weight, bias, softcap, 0.9, size)
+    tier = quantize(weight, "int8")
+    shard = device_shard.DeviceShard(*head, tier, device=device, capacity=600, largest_k=8)
+    expected, _ = screen_and_decide(Shard(*head), hidden, states)
+    with patch.object(device_shard, "uncertain_rows", lambda top_p: room):
+        thresholds = shard.screen(hidden.to(device), table)
+        found = shard.rescore(thresholds)
+    assert _tokens(decide(found, states, size)) == _tokens(expected)
+    assert thresholds.drawn is None  # there are processors
+    certificates = found.certificates
+    bounded = [row for row in range(rows) if certificates[row].tier == "int8"]
+    assert len(bounded) > rows / 2
+    assert any(row not in plain for row in bounded)
+    left = [row for row in range(rows) if row not in bounded]
+    assert all(certificates[row].fallback for row in left)
+    on_device = [row for row in left if certificates[row].guarantee != "dense"]
+    able = [row for row in left if row in plain and softcap is None]
+    assert on_device == able[: room if room < len(able) else None]
+    assert able or softcap is not None
+    own = LooseStates(size, [states[row] for row in plain])
+    thresholds = shard.screen(
+        hidden[plain].to(device), own.table(RowNames(tuple(range(len(plain)))))
+    )
+    drawn = shard.rescore(thresholds).drawn
+    if softcap is not None:
+        assert thresholds.drawn is None
+        assert drawn is None
+        return
+    assert thresholds.drawn is not None
+    assert drawn is not None
+    assert thresholds.drawn.tolist() == drawn.tolist()
+    assert drawn.tolist() == [each.token_id for row in plain if (each := expected[row])]
 
 
 def check_a_token_that_only_the_device_knows_is_counted(device: str) -> None:
@@ -481,6 +550,7 @@ def check_thresholds_of_many_rows_are_those_of_each(device: str) -> None:
 QUICK_CHECKS = (
     check_the_shard_draws_the_tokens_of_the_cpu,
     check_the_device_draws_what_the_host_decides,
+    check_what_is_drawn_from_a_nucleus_is_what_all_logits_give,
     check_hidden_states_that_are_not_finite_are_named,
     check_a_wrong_slack_is_noticed,
     check_too_many_candidates_are_counted,
@@ -490,6 +560,7 @@ LONG_CHECKS = (
     check_a_token_that_only_the_device_knows_is_counted,
     check_shards_of_any_tokens_draw_the_tokens_of_one,
     check_thresholds_of_many_rows_are_those_of_each,
+    check_nuclei_that_bounds_leave_are_found_as_far_as_there_is_room,
     check_no_answer_is_lost,
 )
 CHECKS = (*QUICK_CHECKS, *LONG_CHECKS)
@@ -541,12 +612,12 @@ assert len({kernel.name for kernel in compiled}) >= 12
 with compiling() as compiled, Recorded():
     plain.replay(1)()
 print(*(kernel.name for kernel in compiled))
-assert len(compiled) == 9, "begin, which is beside the screen, the screen's two, and six"
+assert len(compiled) == 11, "begin, which is beside the screen, the screen's two, and eight"
 assert operators <= {"empty", "view", "select", "detach"}, operators  # which launch nothing
 """
 
 
-def test_a_step_of_the_head_is_nine_launches_that_compile_for_a_gpu() -> None:
+def test_a_step_of_the_head_is_eleven_launches_that_compile_for_a_gpu() -> None:
     """Down to machine code for compute capability 9.0, without a device. Where nothing is penalised
     or post-processed a graph holds nothing but these launches."""
     pytest.importorskip("triton")

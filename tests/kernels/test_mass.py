@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
 from lexshard.kernels import mass
-from lexshard.kernels.mass import Outline, outline, outside_mass, plan, reference
+from lexshard.kernels.mass import (
+    Logits,
+    Outline,
+    heaviest_tokens,
+    outline,
+    outside_mass,
+    plan,
+    reference,
+    stands,
+)
 from lexshard.kernels.penalties import adjust
+from lexshard.kernels.truncate.reference import truncate
 from tests.support.search_cases import canonical_row, estimates_of, random_need
 
 
@@ -60,6 +70,67 @@ def test_the_outside_mass_is_within_its_bounds(
 
 def test_a_wrong_mass_is_noticed() -> None:
     assert sum(not _outside_mass_holds(seed, 3, 200, "plain", 0.3, 0.5) for seed in range(50)) > 10
+
+
+def _bounds_tell_truly(
+    seed: int, size: int, flavour: str, width: float, top_p: float, slack_factor: float = 1.0
+) -> bool | None:
+    """Whether what bounds tell of a row's draw and its nucleus is so; None where they do not
+    tell."""
+    random = np.random.default_rng(seed)
+    canonical = canonical_row(random, size, flavour)
+    estimates = estimates_of(random, canonical[None], width, slack_factor)
+    scale = float(np.float32(random.choice([0.2, 0.5, 1.0, 1.7])))
+    need = replace(random_need(random, size), kind="top1", inverse_temperature=scale)
+    search, flat = RowTable.of([need]).search(), flatten_adjustments([need.adjustment])
+    every = np.arange(size, dtype=np.int32)
+    logits = adjust(every, canonical, np.array([0, size]), flat)
+    place = mass.drawn(search, Logits(every, logits))
+    assert place == reference.drawn(search, Logits(every, logits))
+    if place < 0:
+        assert logits.max() == -np.inf
+        return None
+    _, upper = mass.adjusted_bounds(estimates, size, flat)
+    largest = float(upper.max()) + float(random.choice([0.0, 0.25]))
+    heavy = heaviest_tokens(estimates, search, flat, largest)
+    assert len(heavy) <= size // reference.HEAVY_SHARE
+    if len(heavy):
+        assert upper[heavy].min() >= np.delete(upper, heavy).max(initial=-np.inf)
+    nothing, known = Logits(every[:0], logits[:0]), Logits(heavy, logits[heavy])
+    token = Logits(every, logits).at(place)
+    arguments = (estimates, search, flat, top_p, token, largest)
+    kept = truncate(logits, scale, 0, top_p, -math.inf)
+    told = []
+    for inside in (True, False):
+        alone, more = (stands(*arguments, each, inside=inside) for each in (nothing, known))
+        if slack_factor == 1.0:
+            assert more >= alone
+        assert more == reference.stands(*arguments, known, inside=inside)
+        if more:
+            told.append(bool(kept[place]) == inside)
+    return all(told) if told else None
+
+
+@given(
+    st.integers(0, 2**32),
+    st.one_of(st.integers(1, 200), st.integers(600, 1500)),
+    st.sampled_from(["plain", "ties", "zero", "duplicates", "huge"]),
+    st.sampled_from([0.0, 1e-5, 0.02, 0.3]),
+    st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.999]),
+)
+def test_what_bounds_tell_of_a_draw_and_its_nucleus_is_so(
+    seed: int, size: int, flavour: str, width: float, top_p: float
+) -> None:
+    assert _bounds_tell_truly(seed, size, flavour, width, top_p) is not False
+
+
+def test_bounds_tell_of_most_draws_and_wrong_ones_are_noticed() -> None:
+    for top_p in (0.9, 0.1):  # inside nearly always, and outside
+        told = [_bounds_tell_truly(seed, 900, "plain", 0.02, top_p) for seed in range(100)]
+        assert told.count(True) > 70
+        assert False not in told
+    wrong = [_bounds_tell_truly(seed, 900, "plain", 0.3, 0.8, 0.1) for seed in range(300)]
+    assert wrong.count(False) > 3
 
 
 @pytest.mark.slow

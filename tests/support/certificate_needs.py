@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lexshard.actors.messages import NUCLEUS_NEEDS
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import Controls
@@ -14,7 +15,9 @@ from lexshard.kernels.noise import gumbel_row
 from tests.support.certificate_heads import Array
 from tests.support.search_cases import random_adjustment
 
-KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus", "epsilon")
+KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus", "nucleus-draw", "epsilon")
+
+TOP_P = (0.1, 0.5, 0.9, 0.999)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +46,7 @@ def random_needs(
     count: int,
     *,
     kinds: Sequence[str] = KINDS,
-    shares: Sequence[float] = (0.3, 0.34, 0.2, 0.15, 0.005, 0.005),
+    shares: Sequence[float] = (0.25, 0.3, 0.2, 0.14, 0.005, 0.1, 0.005),
     adjusted: float = 0.08,
 ) -> NeedBatch:
     """``count`` needs, ``kinds`` in ``shares``, a share of them ``adjusted``."""
@@ -60,7 +63,7 @@ def random_needs(
                 kind=name,
                 k=int(random.integers(1, min(most, 60) + 1)) if kind == "topk" else 0,
                 min_p=float(random.choice([1e-4, 0.05, 0.5, 1.0])) if kind == "minp" else 0.0,
-                top_p=float(random.choice([0.1, 0.5, 0.9, 0.999])) if kind == "nucleus" else 1.0,
+                top_p=float(random.choice(TOP_P)) if kind in NUCLEUS_NEEDS else 1.0,
                 epsilon=float(random.choice([1e-6, 1e-2, 0.3])) if kind == "epsilon" else 0.0,
                 key=int(random.integers(0, 2**64, dtype=np.uint64)),
                 position=int(random.integers(0, 1 << 20)),

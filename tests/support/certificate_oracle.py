@@ -15,7 +15,7 @@ import numpy as np
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.build import OutputHead
 from lexshard.actors.head.screens import DENSE
-from lexshard.actors.messages import MASK_TIER
+from lexshard.actors.messages import MASK_TIER, NUCLEUS_NEEDS
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.draw import draw
@@ -94,7 +94,7 @@ def truth(raw: Array, batch: NeedBatch) -> Truth:
         elif kind == "minp":
             least = scaled.max(axis=1) + batch.controls.log_min_p[rows]
             kept = (scaled >= least[:, None]) & (own > -np.inf)
-        elif kind == "nucleus":
+        elif kind in NUCLEUS_NEEDS:
             kept = np.stack(
                 [
                     truncate(logits[row], inverse[row], 0, batch.needs[row].top_p, -np.inf)
@@ -105,6 +105,9 @@ def truth(raw: Array, batch: NeedBatch) -> Truth:
             continue
         wanted[rows] = kept
         token[rows] = np.where(kept, scores, -np.inf).argmax(axis=1)
+        if kind == "nucleus-draw":
+            wanted[rows] = False
+            wanted[rows, token[rows]] = True
     return Truth(raw, logits, wanted, token)
 
 

@@ -154,7 +154,10 @@ def launch_search(shape: HeadShape, rows: int) -> None:
 
 def launch_dense_rows(shape: HeadShape, rows: int) -> None:
     weight = empty(shape.vocabulary, shape.columns, dtype=torch.bfloat16)
-    rows_kernel.canonical_logits(empty(rows, shape.columns), weight, None, None)
+    hidden = empty(rows, shape.columns)
+    rows_kernel.canonical_logits(hidden, weight, None, None)
+    counted = empty(dtype=torch.int64)
+    rows_kernel.every_logit(rows_kernel.Factors.of(hidden, weight), counted)
     row_masses(empty(rows, shape.vocabulary), empty(rows, dtype=torch.float64))
 
 

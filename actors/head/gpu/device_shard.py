@@ -7,9 +7,10 @@ in the arithmetic of `Shard`, on a few hundred tokens per row.
 Who decides what:
 
 - greedy, sampled, top-k (up to ``largest_k``) and min-p rows, with or without penalties, biases,
-  bans and masks: the search on the device;
+  bans and masks: the search on the device; top-p alone, too, where the token that is drawn from all
+  is certainly in the nucleus;
 - rows whose masks hold few tokens, and what the search leaves of others: the tokens of the mask;
-- top-p alone without any of these: its nucleus, from every canonical logit on the device;
+- other top-p alone without any of these: its nucleus, from every canonical logit on the device;
 - all others (epsilon, returned logprobs, larger k, other rows of top-p alone) and rows with more
   candidates than there is room for: every canonical logit.
 """
@@ -17,7 +18,7 @@ Who decides what:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +28,7 @@ import torch
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.configuration import GPU_TIER
+from lexshard.actors.head.backoff import LARGEST_UNCERTAIN, Backoff, ShareLeft
 from lexshard.actors.head.gpu.device_rows import put_rows, some_rows
 from lexshard.actors.head.gpu.device_step import (
     DeviceStep,
@@ -34,12 +36,12 @@ from lexshard.actors.head.gpu.device_step import (
     StepResults,
     pack_step,
 )
-from lexshard.actors.head.gpu.nucleus_rows import NucleusRows
+from lexshard.actors.head.gpu.nucleus_rows import LeftRows, NucleusRows, uncertain_rows
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
-from lexshard.actors.messages import Certificate, NeedKind
+from lexshard.actors.messages import NUCLEUS_NEEDS, Certificate, NeedKind
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
@@ -56,6 +58,7 @@ LARGEST_K = 64
 LARGEST_SUPPORT = 1 << 17  # adjusted tokens of a step
 DENSE_ROWS = 32  # rows whose canonical logits are computed at a time
 EVERY_ROWS = (1, 2, 4, 8)  # of one program then: each is compiled on its own
+MEMBERS = "draws from nuclei"
 
 Ids = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
@@ -70,6 +73,7 @@ class Launch:
     rows: tuple[int, ...]
     results: StepResults
     cuts: bool = False  # by top-p, from every canonical logit
+    left: LeftRows | None = None  # those that the search left, likewise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +146,7 @@ class DeviceShard:
         self._rows = np.arange(size, dtype=np.int32)
         ids = None if self.owned.whole else torch.from_numpy(self.owned.ids).to(device)
         self._tokens = Tokens(ids, self.owned.by_block)
+        self._backoff, self._uncertain = Backoff(), ShareLeft(LARGEST_UNCERTAIN)
         self._nuclei: NucleusRows | None = None
         if self.owned.whole and softcap is None:
             self._nuclei = NucleusRows(self.weight, self._post, capacity)
@@ -159,8 +164,9 @@ class DeviceShard:
             hidden = torch.zeros(rows, self.weight.shape[1], device=self.weight.device)
             self._products(hidden, None)
             if self._nuclei is not None:
-                nucleus = Need("nucleus", top_p=0.5, inverse_temperature=1.0)
-                self._nuclei.launch(hidden, RowTable.of([nucleus] * rows)).read()
+                nuclei = RowTable.of([Need("nucleus", top_p=0.5, inverse_temperature=1.0)] * rows)
+                self._nuclei.launch(hidden, nuclei).read()
+                self._nuclei.finish(self._step(rows), [True] * rows, rows).read()
 
     def replay(self, rows: int) -> Callable[[], None]:
         """What runs the last step of ``rows`` rows again on the device alone: for measuring."""
@@ -182,7 +188,8 @@ class DeviceShard:
             raise ValueError(f"{len(states)} hidden states of {len(rows)} rows")
         if not states.is_cuda:
             refuse_unsound(torch.isfinite(states).all(dim=1).numpy())
-        searched = [row for row in range(len(rows)) if self._searches(rows, row)]
+        drawn_nuclei = self._drawn_nuclei(rows)
+        searched = [row for row in range(len(rows)) if self._searches(rows, row, drawn_nuclei)]
         launches = []
         device = self.weight.device
         tau = torch.full((len(rows),), math.nan, dtype=torch.float64, device=device)
@@ -191,16 +198,21 @@ class DeviceShard:
             own = searched[start : start + BUCKETS[-1]]
             launch = self._launch(own, states, rows, before)
             if launch is not None:
+                launch = self._with_nuclei(launch, rows, drawn_nuclei)
                 launches.append(launch)
                 # A copy at once: the next launch of this size writes to the same memory.
                 put_rows(tau, own, launch.results.thresholds[: len(own)])
                 put_rows(drawn, own, launch.results.drawn[: len(own)])
-        nuclei = [row for row in range(len(rows)) if self._cuts(rows, row)]
+        nuclei = [
+            row for row in range(len(rows)) if row not in drawn_nuclei and self._cuts(rows, row)
+        ]
         if nuclei and self._nuclei is not None:
             results = self._nuclei.launch(some_rows(states, nuclei), rows.some(nuclei))
             launches.append(Launch(tuple(nuclei), results, cuts=True))
             put_rows(drawn, nuclei, results.drawn)
         draws_all = self.owned.whole and sum(len(each.rows) for each in launches) == len(rows)
+        # What a search leaves of other rows, one in five or so, waits for the host.
+        draws_all &= all(self._cuts(rows, row) for row in drawn_nuclei)
         return Thresholds(
             tau,
             rows,
@@ -208,17 +220,39 @@ class DeviceShard:
             drawn=drawn if draws_all else None,
         )
 
-    def _searches(self, rows: RowTable, row: int) -> bool:
+    def _drawn_nuclei(self, rows: RowTable) -> frozenset[int]:
+        """The rows that draw from their nucleus and are searched as if they drew from all."""
+        drawn = [row for row, kind in enumerate(rows.kinds) if kind == "nucleus-draw"]
+        if not drawn or not self.owned.whole or not self._backoff.allows(MEMBERS):
+            return frozenset()
+        worth = uncertain_rows(rows.controls.top_p[drawn].tolist()) > 0
+        return frozenset(drawn if worth else ())
+
+    def _with_nuclei(self, launch: Launch, rows: RowTable, drawn: Set[int]) -> Launch:
+        """``launch`` and, of what its search leaves of the rows that have ``drawn`` from their
+        nucleus, the nuclei."""
+        able = [row in drawn and self._cuts(rows, row) for row in launch.rows]
+        asked = [row for row, can in zip(launch.rows, able, strict=True) if can]
+        if not asked:
+            return launch
+        assert self._nuclei is not None
+        room = max(1, uncertain_rows(rows.controls.top_p[asked].tolist()))
+        left = self._nuclei.finish(self._step(len(launch.rows)), able, room)
+        return replace(launch, left=left)
+
+    def _searches(self, rows: RowTable, row: int, drawn: Set[int]) -> bool:
         if computes_allowed(rows, row, self.vocabulary_size):
             return False
         kind = rows.kinds[row]
-        return kind in ("top1", "minp") or (
-            kind == "topk" and 0 < rows.controls.top_k[row] <= self._largest_k
+        return (
+            kind in ("top1", "minp")
+            or row in drawn
+            or (kind == "topk" and 0 < rows.controls.top_k[row] <= self._largest_k)
         )
 
     def _cuts(self, rows: RowTable, row: int) -> bool:
         """Whether the nucleus of a row is found on the device."""
-        plain = rows.kinds[row] == "nucleus" and rows.adjustments[row] is None
+        plain = rows.kinds[row] in NUCLEUS_NEEDS and rows.adjustments[row] is None
         return plain and self._nuclei is not None
 
     def _launch(
@@ -312,9 +346,7 @@ class DeviceShard:
                 continue
             ids, own_products = candidates[place_in_step, :count], products[place_in_step, :count]
             if whole:
-                order = ids.argsort()
-                certificate = Certificate(kind, "deterministic", DENSE, self._size, read[row])
-                found[row] = FoundRow(ids[order], own_products[order], certificate)
+                found[row] = self._cut(kind, ids, own_products, read[row])
                 continue
             found[row] = FoundRow(
                 ids,
@@ -323,7 +355,38 @@ class DeviceShard:
                 float(largest[place_in_step]),
             )
         own: Ids = drawn[: len(launch.rows)]
+        if launch.left is not None:
+            self._collect_left(launch, launch.left, rows, found, own)
         return own
+
+    def _collect_left(
+        self,
+        launch: Launch,
+        left: LeftRows,
+        rows: RowTable,
+        found: list[FoundRow | None],
+        drawn: Ids,
+    ) -> None:
+        """Fills in the nuclei of rows whose search told too little, and what those drew."""
+        places, (_, _, counts, own_drawn, candidates, products) = left.read()
+        asked = [row for row in launch.rows if rows.kinds[row] == "nucleus-draw"]
+        share = sum(found[row] is None for row in asked) / len(asked)
+        self._backoff.record(MEMBERS, failed=self._uncertain.record(MEMBERS, share))
+        for slot, place in enumerate(places.tolist()):
+            count, row = int(counts[slot]), launch.rows[place]
+            drawn[place] = own_drawn[slot]
+            if count <= self._capacity:
+                cost = self._size * self._row_bytes // len(places)
+                own = candidates[slot, :count], products[slot, :count]
+                found[row] = self._cut(rows.kinds[row], *own, cost, fallback=True)
+
+    def _cut(
+        self, kind: NeedKind, ids: Ids, products: Float32s, read: int, *, fallback: bool = False
+    ) -> FoundRow:
+        """A row's nucleus, which every canonical logit has told."""
+        order = ids.argsort()
+        certificate = Certificate(kind, "deterministic", DENSE, self._size, read, fallback=fallback)
+        return FoundRow(ids[order], products[order], certificate)
 
     def _complete(
         self,

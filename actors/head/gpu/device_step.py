@@ -23,6 +23,7 @@ from lexshard.kernels.search.gpu.packing import PackedSupport, pack_questions, p
 from lexshard.kernels.search.gpu.search import (
     PostProcessing,
     Questions,
+    Results,
     RowMasks,
     Support,
     Tokens,
@@ -110,7 +111,8 @@ class DeviceStep:
     ``weight`` [V, d] lies on the device; ``entries`` [S, 6] int32 is room for the adjusted tokens
     of a step, ``masks`` [M, blocks] int64 for its masks, both shared by all steps; ``tokens`` says
     which of the vocabulary the rows of ``weight`` are; ``pool`` is the memory of the CUDA graphs,
-    shared likewise.
+    shared likewise. What a launch leaves in ``hidden``, ``questions`` and ``results`` holds until
+    the next.
     """
 
     def __init__(
@@ -138,19 +140,24 @@ class DeviceStep:
         self._graphs: dict[Work, torch.cuda.CUDAGraph] = {}
         self._work: Work = "plain"
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._hidden = torch.zeros(rows, columns, device=device)
+        self.hidden = torch.zeros(rows, columns, device=device)
         # One piece of memory, so that one copy fills it.
         self._lengths = [INTEGERS * rows, REALS * rows, rows + 1, rows]
         self._words = torch.zeros(sum(self._lengths), dtype=torch.int64, device=device)
         integers, reals, offsets, places = self._words.split(self._lengths)
         reals = reals.view(torch.float64).view(rows, REALS)
-        self._questions = Questions(integers.view(rows, INTEGERS), reals)
+        self.questions = Questions(integers.view(rows, INTEGERS), reals)
         self._support = Support(offsets, entries)
         self._before = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self._masks = RowMasks(masks, places, masks.shape[1])
         self._workspace = allocate(
             rows, size, capacity=capacity, leaders=leaders, device=device, tokens=tokens
         )
+
+    @property
+    def results(self) -> Results:
+        """What the search has found, on the device."""
+        return self._workspace.results
 
     def launch(
         self, hidden: torch.Tensor, packed: PackedStep, before: torch.Tensor | None = None
@@ -167,7 +174,7 @@ class DeviceStep:
         offsets[:count] = packed.support.offsets[:-1]
         places[:] = -1
         places[:count] = packed.mask
-        send(self._hidden[:count], hidden)
+        send(self.hidden[:count], hidden)
         send(self._words, words)
         entries = packed.support.entries
         if len(entries):
@@ -195,23 +202,23 @@ class DeviceStep:
     def _compute(self, work: Work) -> None:
         if self._beside is None:
             self._begin()
-            screened = self._screen(self._hidden)
+            screened = self._screen(self.hidden)
         else:
             # A branch of the graph: noise is drawn while the screen waits for memory.
             current = torch.cuda.current_stream()
             self._beside.wait_stream(current)
             with torch.cuda.stream(self._beside):
                 self._begin()
-            screened = self._screen(self._hidden)
+            screened = self._screen(self.hidden)
             current.wait_stream(self._beside)
         if work != "plain":
-            amend(self._support, self._before, self._questions)
+            amend(self._support, self._before, self.questions)
         search(
-            self._hidden,
+            self.hidden,
             self._weight,
             screened,
             self._post,
-            self._questions,
+            self.questions,
             self._support,
             self._workspace,
             adjusts=work != "plain",
@@ -219,7 +226,7 @@ class DeviceStep:
         )
 
     def _begin(self) -> None:
-        begin(self._hidden, self._questions, self._workspace)
+        begin(self.hidden, self.questions, self._workspace)
 
     def _capture(self) -> None:
         """The first launch compiles, which a capture must not see."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.paper.clusters import OpenedClusters, draws
 from lexshard.actors.head.paper.settings import PaperSettings, RowBudget
-from lexshard.actors.messages import Certificate, Guarantee
+from lexshard.actors.messages import NUCLEUS_NEEDS, Certificate, Guarantee
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.certify import epsilon_certificate, nucleus_certificate
@@ -134,7 +134,7 @@ class ClusterSearch:
         """The candidates, in order of id, once the row is decided."""
         order = np.argsort(self.ids)
         ids, raw = self.ids[order], self.raw[order]
-        if self.need.kind != "nucleus" or not self.certified:
+        if self.need.kind not in NUCLEUS_NEEDS or not self.certified:
             return ids, raw
         left = ~self._open & (self._scores > -np.inf)
         logits = self._adjusted(ids, raw)
@@ -186,7 +186,7 @@ class ClusterSearch:
         return self._adjusted(self.ids, self.raw)
 
     def _is_mass(self) -> bool:
-        return self.need.kind in ("nucleus", "epsilon")
+        return self.need.kind in (*NUCLEUS_NEEDS, "epsilon")
 
     def _may_matter(self, known: Float32s) -> npt.NDArray[np.bool_]:
         """Clusters [C] that a threshold does not exclude; on equality they stay."""
@@ -204,7 +204,7 @@ class ClusterSearch:
 
     def _mass_is_certain(self, left: npt.NDArray[np.bool_], epsilon: float) -> bool:
         known, scale = self._known(), self.need.inverse_temperature
-        if self.need.kind == "nucleus":
+        if self.need.kind in NUCLEUS_NEEDS:
             return self._nucleus(known, left) > 0
         return epsilon_certificate(known, scale, epsilon, self._outside_mass(left))
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head.whole_softmax import Cut, PartialMass
+from lexshard.actors.head.softmax.whole_softmax import Cut, PartialMass
 from lexshard.actors.messages import Certificate, Guarantee, NeedKind
 from lexshard.actors.packed_arrays import encode, read_array
 from lexshard.kernels.mass import Outline

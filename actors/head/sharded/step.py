@@ -44,7 +44,7 @@ from lexshard.actors.head.sharded.packing import (
     pack_candidates,
     unpack_candidates,
 )
-from lexshard.actors.head.whole_softmax import Cut, Mass, PartialMass
+from lexshard.actors.head.softmax.whole_softmax import Cut, Mass, PartialMass
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable

@@ -11,7 +11,8 @@ launches that a CUDA graph can hold:
 5. their canonical products, and from these scores that they certainly reach;
 6. every id whose upper bound reaches the best of these scores (or the k-th), tile by tile;
 7. these in one sorted list, and their canonical products;
-8. what a row draws from these: a guess at what the host will decide.
+8. what a row draws from these: a guess at what the host will decide;
+9. whether that lies in the row's nucleus, where it draws from one.
 
 A row with more candidates than there is room for is marked by its count; nothing of it is usable.
 On a GPU logarithms and hyperbolic tangents may differ from the host's in their last float64 bit:
@@ -38,6 +39,7 @@ from lexshard.kernels.screen import Screened
 from lexshard.kernels.search.gpu import triton_adjust as adjusting
 from lexshard.kernels.search.gpu import triton_bounds as bounding
 from lexshard.kernels.search.gpu import triton_candidates, triton_draw, triton_leaders
+from lexshard.kernels.search.gpu import triton_membership as membership
 from lexshard.kernels.search.gpu.triton_adjust import TILE
 from lexshard.kernels.search.gpu.triton_bounds import BlockDraws, EstimatedRows, Questions
 from lexshard.kernels.search.gpu.triton_leaders import BLOCKS_AT_A_TIME
@@ -109,6 +111,8 @@ class Buffers(NamedTuple):
     leader_scores: torch.Tensor  # [N, L] float64
     thresholds: torch.Tensor  # [N] float64
     tile_counts: torch.Tensor  # [N, tiles] int32
+    levels: torch.Tensor  # [N] fp32, the logit that is drawn, or -inf
+    masses: torch.Tensor  # [N, tiles, 2] fp32, see `triton_membership`
 
 
 class Results(NamedTuple):
@@ -188,6 +192,8 @@ def allocate(
         leader_scores=zeros(torch.float64, rows, leaders),
         thresholds=zeros(torch.float64, rows),
         tile_counts=zeros(torch.int32, rows, tiles),
+        levels=zeros(torch.float32, rows),
+        masses=zeros(torch.float32, rows, tiles, 2),
     )
     return Workspace(
         BlockDraws(winners if ids is None else ids, smallest, winners, size, blocks),
@@ -334,7 +340,28 @@ def search(
         **gathering(columns),
         enable_fp_fusion=True,
     )
-    draw(questions, draws.token_ids, results, post, support, owned=owned)
+    draw(questions, draws.token_ids, results, post, support, levels=buffers.levels, owned=owned)
+    if owned == bounding.ALL_TOKENS:
+        keep_members(estimates, questions, workspace)
+
+
+def keep_members(estimates: EstimatedRows, questions: Questions, workspace: Workspace) -> None:
+    """Of rows that draw from their nucleus, takes back what may lie outside of it: their counts say
+    that there was no room for all candidates."""
+    buffers, results = workspace.buffers, workspace.results
+    rows, tiles = buffers.tile_counts.shape
+    membership.masses_kernel[(tiles, rows)](
+        estimates, questions, buffers, results, tiles, enable_fp_fusion=False
+    )
+    membership.members_kernel[(rows,)](
+        questions,
+        buffers,
+        results,
+        tiles,
+        results.candidates.shape[1],
+        TILES=triton.next_power_of_2(tiles),
+        enable_fp_fusion=False,
+    )
 
 
 def draw(
@@ -344,10 +371,11 @@ def draw(
     post: PostProcessing,
     support: Support,
     *,
+    levels: torch.Tensor,
     owned: int = bounding.ALL_TOKENS,
 ) -> None:
     """Fills in what each row draws from its candidates, which ``token_ids`` name as `BlockDraws`
-    says."""
+    says, and its logit (``levels`` [N] fp32)."""
     rows, capacity = results.candidates.shape
     triton_draw.draw_kernel[(rows,)](
         questions,
@@ -356,6 +384,7 @@ def draw(
         post.bias_or_nothing,
         post.constants,
         support,
+        levels,
         capacity,
         **post.flags,
         OWNED=owned,

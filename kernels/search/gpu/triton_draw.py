@@ -16,10 +16,14 @@ from lexshard.kernels.search.gpu.triton_bounds import (
     C_GREEDY,
     C_GUMBEL,
     C_INTEGERS,
+    C_NOISE_ROUNDING,
     C_REALS,
     C_TOP_K,
 )
 from lexshard.kernels.search.gpu.triton_leaders import best_places, ordered
+
+# In caps, more than a soft-cap may differ between a device and a host.
+_CAP_ROUNDING = tl.constexpr(2.0**-21)
 
 
 @triton.jit
@@ -48,6 +52,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     bias,
     constants,
     support,
+    levels,
     capacity,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
@@ -55,11 +60,15 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     OWNED: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """The row that each row draws from its candidates, -1 where there was no room for these."""
+    """The row that each row draws from its candidates, -1 where there was no room for these.
+
+    Its logit is the row's level, or -inf where a host may draw another.
+    """
     row = tl.program_id(0).to(tl.int64)
     kind = tl.load(questions.integers + row * C_INTEGERS)
     count = tl.load(results.counts + row)
     drawn = -1
+    level = float("-inf")
     if (kind >= 0) & (count <= capacity) & (count > 0):
         place = tl.arange(0, SIZE)
         inside = place < count
@@ -92,4 +101,12 @@ def draw_kernel(  # type: ignore[no-untyped-def]
         winner = tl.min(tl.where(kept & (score == best), place, SIZE), 0)
         if winner < SIZE:
             drawn = tl.load(results.candidates + row * capacity + winner)
+        doubt = 2.0 * C_NOISE_ROUNDING
+        if SOFTCAP:
+            doubt += tl.load(constants + 3) * scale * _CAP_ROUNDING
+        near = kept & (score >= best - doubt)
+        highest = tl.max(tl.where(near, value, float("-inf")), 0)
+        if tl.sum(near.to(tl.int32), 0) == 1:
+            level = highest
     tl.store(results.drawn + row, drawn)
+    tl.store(levels + row, level)

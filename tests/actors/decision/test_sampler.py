@@ -120,7 +120,7 @@ def test_a_replayed_sequence_continues_alike() -> None:
         (SamplingParameters(top_k=5), "topk"),
         (SamplingParameters(top_k=5, min_p=0.1, top_p=0.9), "topk"),
         (SamplingParameters(min_p=0.1, top_p=0.9), "minp"),
-        (SamplingParameters(top_p=0.9), "nucleus"),
+        (SamplingParameters(top_p=0.9), "nucleus-draw"),
         (SamplingParameters(temperature=0.0, logprobs=0), "dense"),
     ],
 )

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.head import screens, whole_softmax
+from lexshard.actors.head import screens
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.softmax import whole_softmax
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments

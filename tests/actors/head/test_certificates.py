@@ -160,7 +160,7 @@ def test_certificates_of_cluster_bounds_are_never_wrong() -> None:
         clusters = summarise(head.weight, head.bias, order, offsets)
         post = (head.softcap, head.scale, size)
         paper = PaperHead(head.weight, head.bias, *post, clusters, PaperSettings(budget_share=0.9))
-        batch = random_needs(random, size, 64, shares=(0.25, 0.25, 0.2, 0.2, 0.05, 0.05))
+        batch = random_needs(random, size, 64, shares=(0.2, 0.2, 0.2, 0.2, 0.05, 0.1, 0.05))
         hidden, kinds = hidden_states(random, head, DENSE, 64)
         judge(head, paper, hidden, kinds, batch, tally, "clusters")
     print(f"clusters: {tally.report()}")
@@ -194,7 +194,7 @@ def test_no_token_comes_from_nan_or_infinity(screen: str, bad: float) -> None:
     random = np.random.default_rng(1)
     head = numbered_head(0)
     shard, size = head.shard(screen), len(head.weight)
-    batch = random_needs(random, size, 24, shares=(0.2, 0.2, 0.2, 0.2, 0.1, 0.1))
+    batch = random_needs(random, size, 24, shares=(0.2, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1))
     needs = [*batch.needs, Need("dense")]
     for rows in ([24], [0], [3, 17], list(range(25))):
         hidden = random.standard_normal((25, head.wide.shape[1])).astype(np.float32)

@@ -43,7 +43,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return Told()
 
     monkeypatch.setattr(device_step.DeviceStep, "launch", launch)
+
+    def left(own: Any, step: Any, rows: list[bool], room: int) -> Told:
+        assert step.rows == len(rows) == room
+        return Told()
+
     monkeypatch.setattr(nucleus_rows.NucleusRows, "launch", nuclei)
+    monkeypatch.setattr(nucleus_rows.NucleusRows, "finish", left)
     monkeypatch.setattr(device_shard.DeviceShard, "_products", products)
     return sizes
 

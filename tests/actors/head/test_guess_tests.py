@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from lexshard.actors.head.guess_tests import decide_by_candidates
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
+from lexshard.actors.head.softmax.guess_tests import decide_by_candidates
 from lexshard.actors.proposal import GuessTest, Proposal
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments

@@ -16,7 +16,7 @@ from lexshard.actors.head.backoff import (
     LONGEST_BACKOFF,
     SHORTEST_BACKOFF,
     Backoff,
-    CandidateShare,
+    ShareLeft,
 )
 from lexshard.actors.head.calibration import Timing, calibrate, choose
 from lexshard.actors.head.ladder import Choices, Ladder
@@ -127,7 +127,7 @@ def test_backoff_grow_while_failures_follow_each_other() -> None:
 
 
 def test_one_flat_context_crowds_nothing() -> None:
-    share = CandidateShare()
+    share = ShareLeft(LARGEST_AVERAGE)
     assert not share.record("int4", 0.4)
     assert not any(share.record("int4", 0.001) for _ in range(20))
     assert any(share.record("int4", 2 * LARGEST_AVERAGE) for _ in range(20))

@@ -20,7 +20,7 @@ from lexshard.actors.head.sharded.packing import (
     pack_candidates,
     unpack_candidates,
 )
-from lexshard.actors.head.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
+from lexshard.actors.head.softmax.whole_softmax import EVERYTHING, Cut, PartialMass, decide_mass
 from lexshard.actors.messages import Certificate, NeedKind
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.states.deltas import Deltas, OpenSequence

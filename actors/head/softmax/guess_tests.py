@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import ScreenedRows
-from lexshard.actors.head.whole_softmax import Mass
+from lexshard.actors.head.softmax.whole_softmax import Mass
 from lexshard.actors.proposal import GuessTest, Proposal
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable

@@ -1,0 +1,1 @@
+"""What bounds tell of a whole softmax: top-p sets and draws, epsilon, guesses."""
