@@ -46,7 +46,7 @@ def random_needs(
     count: int,
     *,
     kinds: Sequence[str] = KINDS,
-    shares: Sequence[float] = (0.25, 0.3, 0.2, 0.14, 0.005, 0.1, 0.005),
+    shares: Sequence[float] = (0.29, 0.33, 0.2, 0.15, 0.005, 0.02, 0.005),
     adjusted: float = 0.08,
 ) -> NeedBatch:
     """``count`` needs, ``kinds`` in ``shares``, a share of them ``adjusted``."""
