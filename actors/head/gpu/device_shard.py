@@ -354,6 +354,10 @@ class DeviceShard:
                 self._certified(kind, count, read[row]),
                 float(largest[place_in_step]),
             )
+        drawing = [] if whole else [r for r in launch.rows if rows.kinds[r] == "nucleus-draw"]
+        if drawing:
+            open_share = sum(found[row] is None for row in drawing) / len(drawing)
+            self._backoff.record(MEMBERS, failed=self._uncertain.record(MEMBERS, open_share))
         own: Ids = drawn[: len(launch.rows)]
         if launch.left is not None:
             self._collect_left(launch, launch.left, rows, found, own)
@@ -369,9 +373,6 @@ class DeviceShard:
     ) -> None:
         """Fills in the nuclei of rows whose search told too little, and what those drew."""
         places, (_, _, counts, own_drawn, candidates, products) = left.read()
-        asked = [row for row in launch.rows if rows.kinds[row] == "nucleus-draw"]
-        share = sum(found[row] is None for row in asked) / len(asked)
-        self._backoff.record(MEMBERS, failed=self._uncertain.record(MEMBERS, share))
         for slot, place in enumerate(places.tolist()):
             count, row = int(counts[slot]), launch.rows[place]
             drawn[place] = own_drawn[slot]
