@@ -219,6 +219,16 @@ class EngineConfiguration:
             least=1,
         ),
     )
+    # More of them cost less each; clients hear of their tokens together.
+    steps_at_once: int = field(
+        default=8,
+        metadata=setting(
+            "steps of decoding alone in a row, on a CPU, for 16 ms at most (1: each is told)",
+            group="memory",
+            metavar="N",
+            least=1,
+        ),
+    )
     prefix_cache: bool = True
     samplers: int = field(
         default=0,

@@ -13,6 +13,7 @@ from lexshard.actors.decision.sampler import AllTokensExcludedError
 from lexshard.actors.engine.constraints import BY_GRAMMAR, FORCED, Constraints, ForcedRun
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.several_steps.runs import RunSteps
 from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_plan import Chunk, StepPlan
@@ -37,8 +38,8 @@ class PendingRows:
     They stand in the order of the plan's chunks, those of one chunk in order of position.
     """
 
-    decisions: PendingStep | OwnStep  # [N]
-    candidates: Candidates  # of N rows
+    decisions: PendingStep | OwnStep | RunSteps  # [N]
+    candidates: Candidates | RunSteps  # of N rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +87,7 @@ class Booking:
         A row's token is the sequence's own where all guesses before it were drawn, too.
         """
         sequence = chunk.sequence
-        told = sequence.output_length
+        told = sequence.output_length - chunk.said
         broken = step.broken.get(sequence)
         if broken is None and chunk.draws and decisions[first] is None:
             broken = AllTokensExcludedError()
@@ -104,13 +105,14 @@ class Booking:
             if decision is None:  # the next step says so, when it is this token's turn
                 break
             token_id = decision.token_id
-            sequence.state.append(token_id)
+            if not chunk.said:
+                sequence.state.append(token_id)
             token_ids += (token_id,)
             if decision.logprobs is not None:
                 logprobs += (decision.logprobs,)
-            parameters, length = sequence.request.parameters, sequence.output_length
+            parameters, length = sequence.request.parameters, told + len(token_ids)
             reason, stop = parameters.end_with(token_id, length, self._eos_ids)
-            if reason is not None or chunk.drafted[place : place + 1] != (token_id,):
+            if reason is not None or not chunk.goes_on(place, token_id):
                 break
         if chunk.drafted:
             stood = chunk.stood(token_ids)
@@ -271,7 +273,7 @@ class Booking:
 
 
 def _logits(
-    sequence: Sequence, candidates: Candidates, first: int, token_ids: tuple[int, ...]
+    sequence: Sequence, candidates: Candidates | RunSteps, first: int, token_ids: tuple[int, ...]
 ) -> tuple[float, ...]:
     """Of the tokens that the rows from ``first`` on drew. Whether one that a grammar allows alone
     takes a row depends on guesses: its logit is told in no case."""

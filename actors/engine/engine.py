@@ -143,6 +143,7 @@ class Engine:
             constraints=self._constraints,
             overlaps=self.overlaps,
             draws_ahead=self._draws_ahead(built.device),
+            steps_at_once=1 if model.body.device.type != "cpu" else configuration.steps_at_once,
             speculation=self._speculation,
         )
         self._codec: TextCodec | None = None

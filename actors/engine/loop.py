@@ -40,8 +40,10 @@ def run_engine(
     emit: Callable[[StepOutput], None],
     *,
     report_seconds: float = 1.0,
+    asked: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve until told to stop. Speaks at least every ``report_seconds`` when idle, and more often
+    """Serve until told to stop. While several steps are taken at once, commands count as soon as
+    they are ``asked``. Speaks at least every ``report_seconds`` when idle, and more often
     when busy: a front end can tell such an engine from a dead one (but for the length of one
     step)."""
     pending: list[SequenceEvent] = []
@@ -95,6 +97,7 @@ def run_engine(
                 engine.draft(drafts)
         return True
 
+    engine.steps.asked = asked
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="body") as body_thread:
 
         def beside(plan: StepPlan) -> Callable[[], torch.Tensor]:

@@ -169,6 +169,23 @@ class Scheduler:
                 _charge(share, client, step)
         return StepPlan(tuple(step.chunks.values())) if step.chunks else None
 
+    def room_for_run(self, plan: StepPlan, most: int) -> int:
+        """For how many steps like ``plan``, at most ``most``, its sequences have blocks from now
+        on: one where another step may come next."""
+        if len(plan.chunks) < len(self._running):
+            return 1
+        if any(share.waiting_clients for share in self._shares.values()):
+            return 1
+        blocks = sum(
+            max(0, -(-(each.start + most) // BLOCK_TOKENS) - len(each.sequence.blocks))
+            for each in plan.chunks
+        )
+        if blocks > self.pool.available:
+            return 1
+        for chunk in plan.chunks:
+            self._reserve(chunk.sequence, chunk.start + most)
+        return most
+
     def _everything_fits(self) -> bool:
         """Whether none waits and the step has room for all that is to be computed: then there is
         nothing to share, and no client pays."""

@@ -83,11 +83,7 @@ class Speculation:
             return
         started = time.perf_counter()
         asked = drawing
-        drawing = [
-            each
-            for each in drawing
-            if _is_drafted_for(each) and (each.tests_guesses or not self.paused)
-        ]
+        drawing = [each for each in drawing if self._guesses_for(each)]
         if not drawing:
             return
         lengths = self._lengths(drawing)
@@ -113,6 +109,20 @@ class Speculation:
         else:
             self._drafted = ()
         counters.draft_seconds += time.perf_counter() - started
+
+    def steps_without(self, drawing: list[Sequence]) -> int | None:
+        """For how many steps from this one on nothing is guessed for ``drawing``, which it has been
+        asked about; None: for ever."""
+        if self.forced_length == 0 or not any(map(self._guesses_for, drawing)):
+            return None
+        return 1 + self._rests if drawing == self._resting_for else 1
+
+    def _guesses_for(self, sequence: Sequence) -> bool:
+        if sequence.drafter != "engine" or sequence.request.drafting.most == 0:
+            return False
+        if self.paused and not sequence.tests_guesses:
+            return False
+        return sequence.verify != "greedy" or sequence.state.inverse_temperature == 0
 
     def _lengths(self, drawing: list[Sequence]) -> dict[Sequence, int]:
         """How many guesses each sequence gets, at most what it has room for."""
@@ -150,10 +160,10 @@ class Speculation:
     def step_took(self, plan: StepPlan, seconds: float) -> None:
         """A step from its plan to its end. Of those in which nothing is guessed, some tell what all
         take."""
-        if self._rested:
-            return
-        if all(chunk.draws == chunk.count for chunk in plan.chunks):
-            self._took(CostTiming("step", plan.tokens, seconds))
+        if not self._rested and all(chunk.draws == chunk.count for chunk in plan.chunks):
+            self._took(CostTiming("step", plan.tokens // plan.steps, seconds / plan.steps))
+        self._rests = max(0, self._rests - plan.steps + 1)
+        self._rested += plan.steps - 1
 
     def heard(self, chunk: Chunk, drawn: int, stood: int) -> None:
         """So many tokens were drawn where ``chunk`` had guesses, ``stood`` of which stand."""
@@ -168,9 +178,3 @@ class Speculation:
         self._drafter.forget(sequence.arrival)
         for rule in self._rules:
             rule.forget(sequence.arrival)
-
-
-def _is_drafted_for(sequence: Sequence) -> bool:
-    if sequence.drafter != "engine" or sequence.request.drafting.most == 0:
-        return False
-    return sequence.verify != "greedy" or sequence.state.inverse_temperature == 0

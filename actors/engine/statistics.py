@@ -60,16 +60,25 @@ class Counters:
     step_seconds: dict[Phase, list[float]] = field(default_factory=_no_seconds)
     _decided: float = 0.0  # decide_seconds when a step last ended
 
-    def observe(self, phase: Phase, seconds: float) -> None:
-        """What one step spent on ``phase``."""
+    def observe(self, phase: Phase, seconds: float, steps: int = 1) -> None:
+        """What each of so many ``steps`` spent on ``phase``."""
         observed = self.step_seconds[phase]
-        observed[bisect_left(STEP_SECONDS, seconds)] += 1
-        observed[-1] += seconds
+        observed[bisect_left(STEP_SECONDS, seconds)] += steps
+        observed[-1] += seconds * steps
 
-    def step_decided(self) -> None:
-        """A step's decisions have come: what they took, asking and waiting, was its own."""
-        self.observe("decide", self.decide_seconds - self._decided)
+    def step_decided(self, steps: int = 1) -> None:
+        """The decisions of ``steps`` have come: what they took, asking and waiting, was their
+        own."""
+        self.observe("decide", (self.decide_seconds - self._decided) / steps, steps)
         self._decided = self.decide_seconds
+
+    def steps_took(self, steps: int, body: float, head: float) -> None:
+        """The ``steps`` of a run took so many seconds in all, decisions with the head."""
+        self.steps += steps
+        self.body_seconds += body
+        self.head_seconds += head
+        self.observe("body", body / steps, steps)
+        self.observe("head", head / steps, steps)
 
     def count_guesses(self, drafted: int, stood: int) -> None:
         """A step verified so many guesses for a sequence."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.engine.ahead import UNKNOWN
+from lexshard.actors.engine.several_steps.ahead import UNKNOWN
 from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 
@@ -24,7 +24,7 @@ def build_batch(plan: StepPlan, drawn: torch.Tensor | None = None) -> Batch:
     token_ids = np.empty(total, dtype=np.int32)
     positions = np.empty(total, dtype=np.int32)
     row_sequence = np.empty(total, dtype=np.int32)
-    block_tables = _block_tables(plan)
+    tables = block_tables(plan)
     output_rows: list[int] = []
     start = 0
     for index, chunk in enumerate(plan.chunks):
@@ -39,7 +39,7 @@ def build_batch(plan: StepPlan, drawn: torch.Tensor | None = None) -> Batch:
         output_rows.extend(range(stop - chunk.draws, stop))
         start = stop
     slots = (
-        block_tables[row_sequence, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS
+        tables[row_sequence, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS
         + positions % BLOCK_TOKENS
     )
     return Batch(
@@ -47,7 +47,7 @@ def build_batch(plan: StepPlan, drawn: torch.Tensor | None = None) -> Batch:
         positions=positions,
         slots=slots,
         row_sequence=row_sequence,
-        block_tables=block_tables,
+        block_tables=tables,
         output_rows=np.asarray(output_rows, dtype=np.int32),
     )
 
@@ -68,13 +68,13 @@ def _of_last_tokens(plan: StepPlan, drawn: torch.Tensor | None) -> Batch:
         positions=np.array(positions, np.int32),
         slots=np.array(slots, np.int64),
         row_sequence=rows,
-        block_tables=_block_tables(plan),
+        block_tables=block_tables(plan),
         output_rows=rows,
         drawn=drawn,
     )
 
 
-def _block_tables(plan: StepPlan) -> npt.NDArray[np.int32]:
+def block_tables(plan: StepPlan) -> npt.NDArray[np.int32]:
     """The blocks of each chunk's sequence [C, most]."""
     widest = max(len(chunk.sequence.blocks) for chunk in plan.chunks)
     tables = np.zeros((len(plan.chunks), widest), dtype=np.int32)

@@ -23,7 +23,8 @@ class Chunk:
     Its last ``draws`` rows draw a token each: the first of them for the token after the sequence's
     own, the others for those after one more of the ``drafted`` tokens each, which are the last
     tokens of the chunk. None draws while the chunk does not catch up with the sequence.
-    ``scored`` are the positions whose rows score the prompt token that follows.
+    ``scored`` are the positions whose rows score the prompt token that follows. In a run
+    (`actors.engine.several_steps.runs`) its sequence has ``said`` so many of its tokens already.
     """
 
     sequence: Sequence
@@ -32,6 +33,11 @@ class Chunk:
     draws: int
     scored: range
     drafted: tuple[int, ...] = ()
+    said: int = 0
+
+    def goes_on(self, place: int, token_id: int) -> bool:
+        """Whether its row behind ``place``, which drew ``token_id``, is of the text that it is."""
+        return bool(self.said) or self.drafted[place : place + 1] == (token_id,)
 
     def tests(self) -> list[GuessTest]:
         """What its rows but the last test by distributions; none where they draw."""
@@ -59,9 +65,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What the next step computes."""
+    """What the next step computes, or a run of so many ``steps`` has."""
 
     chunks: tuple[Chunk, ...]
+    steps: int = 1
 
     @property
     def tokens(self) -> int:

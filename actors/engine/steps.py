@@ -15,14 +15,21 @@ from dataclasses import dataclass
 import torch
 
 from lexshard.actors.body.loading import LoadedModel
+from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.decision.plane import DecisionPlane
-from lexshard.actors.engine.ahead import BegunStep, DeviceDraws, begins_alone, names_of
 from lexshard.actors.engine.booking import Booking, InFlightStep, PendingRows
 from lexshard.actors.engine.constraints import Constraints
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.scoring import score_prompt
 from lexshard.actors.engine.sequence import Sequence
+from lexshard.actors.engine.several_steps.ahead import (
+    BegunStep,
+    DeviceDraws,
+    begins_alone,
+    names_of,
+)
+from lexshard.actors.engine.several_steps.runs import Runs
 from lexshard.actors.engine.speculation import Speculation
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_batch import build_batch
@@ -79,6 +86,7 @@ class Steps:
         constraints: Constraints,
         overlaps: bool,
         draws_ahead: bool = False,
+        steps_at_once: int = 1,
         speculation: Speculation | None = None,
     ) -> None:
         self.overlaps = overlaps
@@ -93,6 +101,12 @@ class Steps:
         self._scheduler = scheduler
         self._speculation = speculation
         self._constraints = constraints
+        self._runs: Runs | None = None
+        self._most_at_once = 1
+        self.asked: Callable[[], bool] = lambda: False  # anything, for which no run is to go on
+        if isinstance(plane, OwnDecisions) and not (overlaps or draws_ahead):
+            self._most_at_once = steps_at_once
+            self._runs = Runs(model.body, head.head, plane, model.eos_token_ids)
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
         self._begun: BegunStep | None = None
@@ -136,9 +150,41 @@ class Steps:
             if plan is None:
                 yield _BETWEEN if self._constraints.wait() else _IDLE
                 continue
+            most = self._steps_of_run(plan)
+            if most > 1:
+                yield _COMPUTING
+                run = self._take_run(plan, most)
+                if run is not None:
+                    yield StepProgress(self.commit(run))
+                    continue
             hidden = start(plan)
             yield _COMPUTING
             yield StepProgress(self.commit(self.decide(plan, hidden())))
+
+    def _take_run(self, plan: StepPlan, most: int) -> InFlightStep | None:
+        """Up to ``most`` steps like ``plan``; None where none can be taken at once."""
+        assert self._runs is not None
+        begin_step(plan.tokens)
+        taken = self._runs.take(plan, most, self.counters, self.asked)
+        if taken is None:
+            return None
+        for chunk in plan.chunks:
+            chunk.sequence.advance(taken.steps, self._scheduler.pool)
+        return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), {}, set())
+
+    def _steps_of_run(self, plan: StepPlan) -> int:
+        """How many steps in a row are like ``plan``, the sequences that will end aside."""
+        most = self._most_at_once
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            alone = chunk.count == chunk.draws == 1 and not chunk.scored
+            if not alone or sequence.matcher is not None or sequence.drafter == "client":
+                return 1
+            most = min(most, sequence.request.parameters.max_tokens - sequence.output_length)
+        if most > 1 and self._speculation is not None:
+            free = self._speculation.steps_without([chunk.sequence for chunk in plan.chunks])
+            most = most if free is None else min(most, free)
+        return self._scheduler.room_for_run(plan, most) if most > 1 else 1
 
     def overlapped(self, start: StartForward) -> Iterator[StepProgress]:
         """The tokens of a step are decided beside the forward pass of the next one."""
@@ -194,7 +240,8 @@ class Steps:
 
     def _kept(self, following: BegunStep, step: InFlightStep) -> BegunStep | None:
         """What can be used of a step that has begun, now that ``step`` is decided."""
-        found = None if step.pending is None else step.pending.candidates.drawn
+        candidates = None if step.pending is None else step.pending.candidates
+        found = candidates.drawn if isinstance(candidates, Candidates) else None
         if found is None or step.broken:
             return None
         drawn = dict(zip(step.plan.chunks, found.tolist(), strict=True))
@@ -288,7 +335,7 @@ class Steps:
         decisions = [] if step.pending is None else step.pending.decisions.result()
         self.counters.decide_seconds += time.perf_counter() - started
         if step.pending is not None:
-            self.counters.step_decided()
+            self.counters.step_decided(step.plan.steps)
         events = []
         row = 0
         for chunk in step.plan.chunks:

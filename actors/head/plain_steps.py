@@ -8,6 +8,7 @@ steps of `actors.head.shard` give.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -15,13 +16,15 @@ import numpy.typing as npt
 
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.certificates import Reading, search_certificates
-from lexshard.actors.head.output_head import Screening
+from lexshard.actors.head.output_head import Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed
 from lexshard.actors.head.rescoring import Rescorer
+from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import Screen, TierScreen
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.certified import Rows, certified_candidates
+from lexshard.kernels.certified import Certified, Rows, certified_candidates
+from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.quantize import Int8Tier, Tier
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
@@ -45,7 +48,6 @@ class DecidedRows(Screening):
     hidden: npt.NDArray[np.float32]  # [N, d]
     tau: npt.NDArray[np.float64]  # [N]
     candidates: Candidates
-    excess: int  # candidates beside the tokens that set the thresholds
     left: list[int]  # rows that draw from a nucleus in which their token may not lie
 
 
@@ -64,23 +66,95 @@ class PlainSteps:
             self._rows[screen.name] = Rows.of(self._weight, tier, screen.block_slack)
 
     def decide(
-        self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable, reading: Reading
-    ) -> DecidedRows | None:
-        """The candidates of ``rows``, whose hidden states are ``hidden`` [N, d]. None where the
+        self,
+        choice: ScreenChoice,
+        screen: Screen,
+        hidden: npt.NDArray[np.float32],
+        rows: RowTable,
+        reading: Reading,
+    ) -> Thresholds | None:
+        """What is found of ``rows``, whose hidden states are ``hidden`` [N, d]. None where the
         steps must do it: the screen has no such call, says nothing, or leaves too many tokens."""
+        steady = self.steady(choice, screen, rows, reading)
+        found = None if steady is None else steady.found(hidden)
+        return None if steady is None or found is None else steady.decided(hidden, found)
+
+    def steady(
+        self, choice: ScreenChoice, screen: Screen, rows: RowTable, reading: Reading
+    ) -> SteadyRows | None:
+        """Steps of ``rows`` that ``screen``, of a ``choice``, screens one after the other; None
+        where it has no such call."""
         own = self._rows.get(screen.name)
-        if own is None:
+        return None if own is None else SteadyRows(own, choice, screen, rows, reading)
+
+
+class SteadyRows:
+    """Steps of the same plain ``rows``, one after the other, screened by ``screen``, which is of a
+    ``choice`` that hears how it went."""
+
+    def __init__(
+        self, own: Rows, choice: ScreenChoice, screen: Screen, rows: RowTable, reading: Reading
+    ) -> None:
+        self._own = own
+        self._choice = choice
+        self._screen = screen
+        self._rows = rows
+        self._reading = reading
+        self._asked = rows.search(), rows.flat, rows.controls.top_p
+
+    def found(self, hidden: npt.NDArray[np.float32]) -> Certified | None:
+        """What is left of the rows, whose hidden states are ``hidden`` [N, d]; None where that
+        cannot be said, or is too much."""
+        found = certified_candidates(np.ascontiguousarray(hidden), self._own, *self._asked)
+        kinds, size = self._rows.kinds, self._reading.size
+        if found is None or max(_counts(found)) > LARGEST_SHARE * size:
             return None
-        found = certified_candidates(
-            np.ascontiguousarray(hidden), own, rows.search(), rows.flat, rows.controls.top_p
+        share = max(0, len(found.ids) - found.leaders) / (size * len(kinds))
+        self._choice.record_candidates(self._screen, kinds, share)
+        left = len(kinds) - int(np.count_nonzero(found.members))
+        self._choice.record_draws(self._screen, kinds.count("nucleus-draw"), left)
+        return found
+
+    def decided(self, hidden: npt.NDArray[np.float32], found: Certified) -> Thresholds:
+        """What a head rescores, with the rows that may not draw from their nucleus."""
+        left = np.flatnonzero(~found.members).tolist()
+        step = DecidedRows(hidden, found.thresholds, self.candidates(found), left)
+        return Thresholds(found.thresholds, self._rows, step)
+
+    def drawn(self, found: Certified) -> list[int] | None:
+        """The tokens of the rows; None where one is not certain of its own, or has none."""
+        packed = self._packed
+        if packed is None or not found.members.all():
+            return None
+        tokens: list[int] = decide_packed(found.ids, found.raw, found.offsets, packed).tolist()
+        return None if min(tokens) < 0 else tokens
+
+    def advance(self) -> None:
+        """The next step is of the next positions."""
+        one = np.uint64(1)
+        np.add(self._rows.controls.position, one, self._rows.controls.position)
+        if self._rows.packed is not None:
+            np.add(self._rows.packed.position, one, self._rows.packed.position)
+
+    def candidates(self, found: Certified) -> Candidates:
+        """What was found, with certificates."""
+        counts = map(sum, zip(_counts(found), found.weighed.tolist(), strict=True))
+        certificates = search_certificates(
+            self._rows.kinds, self._screen, found, list(counts), self._reading
         )
-        if found is None:
-            return None
-        counts = [stop - start for start, stop in pairwise(found.offsets.tolist())]
-        if max(counts) > LARGEST_SHARE * reading.size:
-            return None
-        computed = [sum(each) for each in zip(counts, found.weighed.tolist(), strict=True)]
-        certificates = search_certificates(rows.kinds, screen, found, computed, reading)
-        candidates = Candidates(found.ids, found.raw, found.offsets, certificates, rows.flat)
-        excess, left = len(found.ids) - found.leaders, np.flatnonzero(~found.members).tolist()
-        return DecidedRows(hidden, found.thresholds, candidates, excess, left)
+        return Candidates(found.ids, found.raw, found.offsets, certificates, self._rows.flat)
+
+    @cached_property
+    def _packed(self) -> PackedRows | None:
+        packed, kinds = self._rows.packed, self._rows.kinds
+        if packed is None or "nucleus-draw" not in kinds:
+            return packed
+        # What is drawn from all tokens, and is of the nucleus, is what is drawn from that.
+        limits = packed.limits.copy()
+        limits[1, [kind == "nucleus-draw" for kind in kinds]] = 1.0
+        return packed._replace(limits=limits)
+
+
+def _counts(found: Certified) -> list[int]:
+    """How many candidates each row has."""
+    return [stop - start for start, stop in pairwise(found.offsets.tolist())]

@@ -16,6 +16,8 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.output_head import HeadThatDraws, OutputHead, Thresholds
+from lexshard.actors.head.plain_steps import SteadyRows
+from lexshard.actors.head.shard import Shard
 from lexshard.actors.head.softmax.guess_tests import decide_by_candidates
 from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole, here
@@ -80,6 +82,14 @@ class SequenceHead:
     def rescored(self, thresholds: Thresholds) -> Candidates:
         """The candidates of `screened` rows. Raises as `candidates`."""
         return self.head.rescore(thresholds)
+
+    def steady(self, names: RowNames) -> SteadyRows | None:
+        """Steps of sequences that draw a token each, one after the other; None where a step is not
+        like the one before, or several calls decide it."""
+        rows = self._states.steady_table(names)
+        if rows is None or rows.packed is None or not isinstance(self.head, Shard):
+            return None
+        return self.head.steady(rows)
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] of no sequence. Raises as `candidates`."""

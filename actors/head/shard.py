@@ -27,7 +27,13 @@ from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import few_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.plain_steps import LARGEST_SHARE, DecidedRows, PlainSteps, is_plain
+from lexshard.actors.head.plain_steps import (
+    LARGEST_SHARE,
+    DecidedRows,
+    PlainSteps,
+    SteadyRows,
+    is_plain,
+)
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import (
@@ -157,16 +163,18 @@ class Shard:
         found = self._decide_at_once(screen, array, rows)
         return self._screen_in_steps(array, rows, screen) if found is None else found
 
+    def steady(self, rows: RowTable) -> SteadyRows | None:
+        """Steps of ``rows``, one after the other; None where several calls decide one."""
+        if not is_plain(rows, self.vocabulary_size):
+            return None
+        screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
+        return self._plain.steady(self._choice, screen, rows, self._reading)
+
     def _decide_at_once(
         self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable
     ) -> Thresholds | None:
         """The whole of a step of plain rows in one call, where there is one for its screen."""
-        decided = self._plain.decide(screen, hidden, rows, self._reading)
-        if decided is None:
-            return None
-        self._record_candidates(screen, rows.kinds, decided.excess, len(rows))
-        self._choice.record_draws(screen, rows.kinds.count("nucleus-draw"), len(decided.left))
-        return Thresholds(decided.tau, rows, decided)
+        return self._plain.decide(self._choice, screen, hidden, rows, self._reading)
 
     def _record_candidates(
         self, screen: Screen, kinds: Sequence[NeedKind], excess: int, rows: int

@@ -272,6 +272,13 @@ class SequenceStates:
         self._last = rows, table
         return table
 
+    def steady_table(self, rows: RowNames) -> RowTable | None:
+        """What ``rows`` ask where their sequences ask the same after each more token, but for
+        positions; else None."""
+        table = self.table(rows)
+        known = self._known.get((rows.sequences, False))
+        return table if known is not None and known.table is table else None
+
     def _make_table(self, rows: RowNames) -> RowTable:
         states = tuple(self._states[sequence] for sequence in rows.sequences)
         adjustments = tuple(self.adjustments(rows))

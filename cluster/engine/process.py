@@ -76,7 +76,7 @@ class EngineProcess:
         try:
             from lexshard.actors.engine.loop import run_engine
 
-            run_engine(engine, side, side.emit)
+            run_engine(engine, side, side.emit, asked=side.asked)
         except BaseException as error:
             self._crash = error
             raise

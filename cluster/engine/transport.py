@@ -75,6 +75,12 @@ class EngineSide:
                 break
         return self._received.popleft() if self._received else None
 
+    def asked(self) -> bool:
+        """Whether commands have come that are still to be received."""
+        if not self._received:
+            self._look(0.0)
+        return bool(self._received)
+
     def emit(self, output: StepOutput) -> None:
         told: dict[_Connection, list[SequenceEvent]] = {
             connection: [] for connection in self._connections.values()

@@ -196,7 +196,7 @@ def test_lengths_and_modes_are_a_sequence_s_own(prompt_ids: list[tuple[int, ...]
         replace(request, request_id="zero", drafting=Drafting(most=0)),
     ]
     model = {"draft": str(DEMO_DRAFT), "draft_length": "fixed"}
-    engine = drafting_engine(**model)
+    engine = drafting_engine(steps_at_once=1, **model)
     events: list[SequenceEvent] = []
     for each in wanted:
         engine.submit(each)

@@ -26,7 +26,7 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
 ) -> None:
     """A GPU computes the next step while its host tells of the one before; elsewhere no
     client waits for what the next step is planned with, guesses for example."""
-    engine = demo_engine()
+    engine = demo_engine(steps_at_once=1)
     monkeypatch.setattr(Steps, "launches", launches)
     happened: list[str] = []
     plan, forward = engine.steps.plan, engine.steps.forward

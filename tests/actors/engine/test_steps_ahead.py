@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.engine import ahead
 from lexshard.actors.engine.completion import Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
+from lexshard.actors.engine.several_steps import ahead
 from lexshard.actors.head.output_head import Hidden, OutputHead, Screening, Thresholds
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Commands, Request, SamplingParameters, StepOutput
