@@ -133,9 +133,11 @@ class Booking:
         if sequence.request.parameters.receipt and step.pending is not None:
             logits = _logits(sequence, step.pending.candidates, first, token_ids)
         forced = ForcedRun()
-        if sequence.matcher is not None and reason is None and token_ids:
+        # Where a mask is on its way, a run has told the grammar of its tokens, and none must follow.
+        masking = sequence.pending_masks is not None
+        if sequence.matcher is not None and reason is None and token_ids and not masking:
             try:
-                forced = self._constraints.go_on(sequence, token_ids)
+                forced = self._constraints.go_on(sequence, () if chunk.said else token_ids)
             except GrammarError as error:
                 return self._event(sequence, told, (), reason="error", error=error)
             reason, stop = forced.reason, forced.stop

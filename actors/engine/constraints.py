@@ -16,6 +16,7 @@ from lexshard.actors.messages import (
     SamplingParameters,
     TokenOrigin,
 )
+from lexshard.actors.states.mask import Mask
 
 # What a token that alone was allowed has for a certificate and an origin.
 FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0)
@@ -78,9 +79,44 @@ class Constraints:
                 sequence.pending_masks = PendingMasks(sequence.matcher, chunk.drafted)
                 wanted.append(sequence.pending_masks)
         if wanted:
-            if self._step_masks is None:
-                self._step_masks = StepMasks(self._vocabulary_size)
-            self._step_masks.start(wanted, alone=len(plan.chunks) == 1)
+            self._make(wanted, alone=len(plan.chunks) == 1)
+
+    def _make(self, wanted: list[PendingMasks], *, alone: bool) -> None:
+        if self._step_masks is None:
+            self._step_masks = StepMasks(self._vocabulary_size)
+        self._step_masks.start(wanted, alone=alone)
+
+    def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
+        """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
+        step which they are ``alone`` in or not."""
+        wanted = []
+        for sequence in sequences:
+            assert sequence.matcher is not None
+            sequence.pending_masks = PendingMasks(sequence.matcher, ())
+            wanted.append(sequence.pending_masks)
+        self._make(wanted, alone=alone)
+
+    def begun(self, sequences: Iterable[Sequence]) -> tuple[Mask | None, ...] | None:
+        """The masks of ``sequences`` that draw a token each, in their order. None where one is
+        late, or its grammar fails: then all stay on their way."""
+        masked = [each for each in sequences if each.pending_masks is not None]
+        pending = [each.pending_masks for each in masked if each.pending_masks is not None]
+        wait_for(pending)
+        if any(not each.done or each.failed for each in pending):
+            return None
+        found: dict[Sequence, Mask] = {}
+        for sequence, each in zip(masked, pending, strict=True):
+            found[sequence] = each.result()[0]
+            sequence.pending_masks = None
+        return tuple(map(found.get, sequences))
+
+    def draws_behind(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether a sequence draws the token behind ``token_id``, which it was given: no grammar
+        says what must follow. Raises `GrammarError`."""
+        matcher = sequence.matcher
+        assert matcher is not None
+        matcher.consume((token_id,))
+        return sequence.request.parameters.logprobs is not None or matcher.forced() is None
 
     def take(self, plan: StepPlan, broken: dict[Sequence, Exception]) -> set[Sequence]:
         """Waits for the masks of a step, not for long; the sequences that lack theirs, whose rows

@@ -143,7 +143,7 @@ class Engine:
             constraints=self._constraints,
             overlaps=self.overlaps,
             draws_ahead=self._draws_ahead(built.device),
-            steps_at_once=1 if model.body.device.type != "cpu" else configuration.steps_at_once,
+            steps_at_once=self._steps_at_once(built.device),
             speculation=self._speculation,
         )
         self._codec: TextCodec | None = None
@@ -215,6 +215,12 @@ class Engine:
         ranks = self.configuration.tensor_parallel is not None
         alone = not parts and not ranks and self._speculation is None
         return alone and head_device.type != "cpu" and self._body.device == head_device
+
+    def _steps_at_once(self, head_device: torch.device) -> int:
+        """How many steps may be taken before one is booked: one where shards elsewhere must hear of
+        each token, or a GPU computes."""
+        on_cpu = self._body.device.type == head_device.type == "cpu"
+        return self.configuration.steps_at_once if on_cpu and self.configuration.shards == 1 else 1
 
     def close(self) -> None:
         """End samplers, shards and ranks; the engine is of no use any more."""

@@ -106,7 +106,7 @@ class Steps:
         self.asked: Callable[[], bool] = lambda: False  # anything, for which no run is to go on
         if isinstance(plane, OwnDecisions) and not (overlaps or draws_ahead):
             self._most_at_once = steps_at_once
-            self._runs = Runs(model.body, head.head, plane, model.eos_token_ids)
+            self._runs = Runs(model.body, head.head, plane, constraints, model.eos_token_ids)
         self._planned_at = 0.0
         self._in_flight: InFlightStep | None = None
         self._begun: BegunStep | None = None
@@ -170,7 +170,7 @@ class Steps:
             return None
         for chunk in plan.chunks:
             chunk.sequence.advance(taken.steps, self._scheduler.pool)
-        return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), {}, set())
+        return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), taken.broken, set())
 
     def _steps_of_run(self, plan: StepPlan) -> int:
         """How many steps in a row are like ``plan``, the sequences that will end aside."""
@@ -178,7 +178,7 @@ class Steps:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             alone = chunk.count == chunk.draws == 1 and not chunk.scored
-            if not alone or sequence.matcher is not None or sequence.drafter == "client":
+            if not alone or sequence.drafter == "client":
                 return 1
             most = min(most, sequence.request.parameters.max_tokens - sequence.output_length)
         if most > 1 and self._speculation is not None:
@@ -342,7 +342,7 @@ class Steps:
             sequence = chunk.sequence
             first = row
             undecided = sequence in step.broken or sequence in step.late
-            row += 0 if undecided else chunk.draws
+            row += 0 if undecided and not chunk.said else chunk.draws
             awaited, sequence.awaiting = sequence.awaiting, False
             if sequence.cancelled:
                 if awaited:  # otherwise it was closed when it was cancelled

@@ -36,6 +36,11 @@ class PendingMasks:
         """Whether they are there, or will not come."""
         return self._found is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether they cannot be made: `result` says why."""
+        return isinstance(self._found, GrammarError)
+
     def serve(self, guesses: Sequence[int]) -> int:
         """How many of other ``guesses`` they are for, too."""
         pairs = zip(self.guesses, guesses, strict=False)

@@ -80,26 +80,38 @@ class PlainSteps:
         return None if steady is None or found is None else steady.decided(hidden, found)
 
     def steady(
-        self, choice: ScreenChoice, screen: Screen, rows: RowTable, reading: Reading
+        self,
+        choice: ScreenChoice,
+        screen: Screen,
+        rows: RowTable,
+        reading: Reading,
+        drawing: PackedRows | None = None,
     ) -> SteadyRows | None:
         """Steps of ``rows`` that ``screen``, of a ``choice``, screens one after the other; None
-        where it has no such call."""
+        where it has no such call. What they draw, ``drawing`` says."""
         own = self._rows.get(screen.name)
-        return None if own is None else SteadyRows(own, choice, screen, rows, reading)
+        return None if own is None else SteadyRows(own, choice, screen, rows, reading, drawing)
 
 
 class SteadyRows:
     """Steps of the same plain ``rows``, one after the other, screened by ``screen``, which is of a
-    ``choice`` that hears how it went."""
+    ``choice`` that hears how it went; they are drawn as ``drawing`` says."""
 
     def __init__(
-        self, own: Rows, choice: ScreenChoice, screen: Screen, rows: RowTable, reading: Reading
+        self,
+        own: Rows,
+        choice: ScreenChoice,
+        screen: Screen,
+        rows: RowTable,
+        reading: Reading,
+        drawing: PackedRows | None,
     ) -> None:
         self._own = own
         self._choice = choice
         self._screen = screen
         self._rows = rows
         self._reading = reading
+        self._drawing = drawing
         self._asked = rows.search(), rows.flat, rows.controls.top_p
 
     def found(self, hidden: npt.NDArray[np.float32]) -> Certified | None:
@@ -133,8 +145,8 @@ class SteadyRows:
         """The next step is of the next positions."""
         one = np.uint64(1)
         np.add(self._rows.controls.position, one, self._rows.controls.position)
-        if self._rows.packed is not None:
-            np.add(self._rows.packed.position, one, self._rows.packed.position)
+        if self._drawing is not None:
+            np.add(self._drawing.position, one, self._drawing.position)
 
     def candidates(self, found: Certified) -> Candidates:
         """What was found, with certificates."""
@@ -146,7 +158,7 @@ class SteadyRows:
 
     @cached_property
     def _packed(self) -> PackedRows | None:
-        packed, kinds = self._rows.packed, self._rows.kinds
+        packed, kinds = self._drawing, self._rows.kinds
         if packed is None or "nucleus-draw" not in kinds:
             return packed
         # What is drawn from all tokens, and is of the nucleus, is what is drawn from that.

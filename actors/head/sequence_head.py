@@ -86,10 +86,14 @@ class SequenceHead:
     def steady(self, names: RowNames) -> SteadyRows | None:
         """Steps of sequences that draw a token each, one after the other; None where a step is not
         like the one before, or several calls decide it."""
-        rows = self._states.steady_table(names)
-        if rows is None or rows.packed is None or not isinstance(self.head, Shard):
+        if not isinstance(self.head, Shard):
             return None
-        return self.head.steady(rows)
+        # Candidates are what masks hold: the draw needs none.
+        drawing = self._states.steady_table(names._replace(masks=()))
+        rows = self._states.steady_table(names) if names.masks else drawing
+        if rows is None or drawing is None or drawing.packed is None:
+            return None
+        return self.head.steady(rows, drawing.packed)
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] of no sequence. Raises as `candidates`."""

@@ -56,6 +56,7 @@ from lexshard.actors.head.softmax.whole_softmax import (
 )
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
+from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import (
@@ -163,12 +164,13 @@ class Shard:
         found = self._decide_at_once(screen, array, rows)
         return self._screen_in_steps(array, rows, screen) if found is None else found
 
-    def steady(self, rows: RowTable) -> SteadyRows | None:
-        """Steps of ``rows``, one after the other; None where several calls decide one."""
+    def steady(self, rows: RowTable, drawing: PackedRows) -> SteadyRows | None:
+        """Steps of ``rows``, one after the other, which draw as ``drawing`` says from what their
+        masks hold; None where several calls decide one."""
         if not is_plain(rows, self.vocabulary_size):
             return None
         screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
-        return self._plain.steady(self._choice, screen, rows, self._reading)
+        return self._plain.steady(self._choice, screen, rows, self._reading, drawing)
 
     def _decide_at_once(
         self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable

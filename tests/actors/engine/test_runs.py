@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from lexshard.actors.body.batch import Batch
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
 from lexshard.actors.engine.several_steps import runs
+from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.messages import (
     Commands,
     Drafting,
@@ -34,13 +37,12 @@ KINDS = {
     "top-k and top-p": replace(TOLD, top_k=50, top_p=0.9),
     "penalties": replace(TOLD, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.2),
     "ends": replace(TOLD, ignore_eos=False, stop_token_ids=tuple(range(100, 400))),
-    # These are decided step by step; one with a minimum until it has that.
+    # Each step of these takes several calls.
     "log-probabilities": replace(PLAIN, logprobs=2),
     "bias and bans": replace(TOLD, logit_bias=((11, 3.0),), bad_words=((5, 6), (300,))),
     "a minimum": replace(TOLD, min_tokens=20, stop_token_ids=(1, 2, 3)),
     "few ids": replace(TOLD, allowed_ids=tuple(range(3000))),
 }
-ONE_BY_ONE = {"log-probabilities", "bias and bans", "few ids"}
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +66,9 @@ def together() -> Iterator[Engine]:
 
 
 def heard(engine: Engine, requests: list[Request]) -> list[SequenceEvent]:
-    """All that is told of them, asked for at once."""
+    """All that is told until they have ended, asked for at once."""
     events = [event for each in requests if (event := engine.submit(each)) is not None]
-    while sum(each.finish_reason is not None for each in events) < len(requests):
+    while any(engine.sequences(each.request_id) for each in requests):
         events.extend(engine.step())
     engine.check_idle()
     return events
@@ -102,23 +104,23 @@ def test_a_sequence_alone_says_the_same(
         expected, found = heard(singly, [request]), heard(together, [request])
         assert replies(found) == replies(expected)
         assert most_at_once(expected) == 1
-        assert (most_at_once(found) > 1) == (kind not in ONE_BY_ONE)
+        assert most_at_once(found) > 1
 
 
-@pytest.mark.parametrize("left_out", [set(), ONE_BY_ONE], ids=["all kinds", "plain kinds"])
+@pytest.mark.parametrize("kinds", [range(len(KINDS)), range(7)], ids=["all", "plain ones"])
 def test_sequences_beside_each_other_say_the_same(
-    left_out: set[str], singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+    kinds: range, singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     wanted = [
         Request(kind, 0, prompt[:50], replace(parameters, max_tokens=20 + 3 * index, seed=index))
         for index, (prompt, (kind, parameters)) in enumerate(
             zip(prompt_ids, KINDS.items(), strict=False)
         )
-        if kind not in left_out
+        if index in kinds
     ]
     found = heard(together, wanted)
     assert replies(found) == replies(heard(singly, wanted))
-    assert (most_at_once(found) > 1) == bool(left_out)
+    assert most_at_once(found) > 1
 
 
 def test_steps_and_certificates_are_counted_as_ever(prompt_ids: list[tuple[int, ...]]) -> None:
@@ -257,3 +259,109 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
     assert events[-1].finish_reason == "error"
     assert "NaN" in str(events[-1].error)
     engine.close()
+
+
+STRING = 'start: /"[a-z ]*"/'
+RECORDS = """{"grammars": [{"json_schema": {"type": "array", "minItems": 9, "items": {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+    "happy": {"type": "boolean"}}, "required": ["name", "happy"],
+    "additionalProperties": false}}}]}"""
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("grammar", [STRING, RECORDS], ids=["string", "records"])
+def test_texts_under_a_grammar_are_the_same(
+    grammar: str,
+    logprobs: int | None,
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """Until a grammar says what must follow; alone and beside others, with and without one."""
+    masked = replace(TOLD, ignore_eos=False, grammar=grammar, logprobs=logprobs, max_tokens=60)
+    if logprobs is not None:
+        masked = replace(masked, receipt=False)
+    for seed in range(3):
+        wanted = [
+            Request(f"r{i}", 0, prompt[:30], replace(parameters, seed=seed))
+            for i, (prompt, parameters) in enumerate(
+                zip(prompt_ids, (masked, PLAIN, replace(masked, top_p=0.9)), strict=False)
+            )
+        ]
+        for some in (wanted[:1], wanted):
+            found = heard(together, some)
+            assert as_text(replies(found)) == as_text(replies(heard(singly, some)))
+            assert most_at_once(found) > 1
+
+
+def as_text(told: dict[str, tuple[object, ...]]) -> str:
+    """Equal where all that was told is: the logits of what a grammar says are no numbers."""
+    return repr(sorted(told.items()))
+
+
+def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
+    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
+    other = Request("other", 0, prompt_ids[1][:30], PLAIN)
+    expected = replies(heard(singly, [other]))
+    for method in ("consume", "masks"):
+        assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
+        [sequence] = together.sequences("fails")
+        sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
+        events = heard(together, [other])
+        told = replies(events)
+        assert told["fails"][1] == "error"
+        assert told["other"] == expected["other"]
+
+
+class Failing:
+    """Says what ``matcher`` says, until ``method`` has been called so often."""
+
+    def __init__(self, matcher: Any, method: str) -> None:
+        self._matcher, self._method, self._calls = matcher, method, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method:
+            self._calls += 1
+            if self._calls == 9:
+                raise GrammarError("it has lost its way")
+        return getattr(self._matcher, name)
+
+
+def test_a_late_mask_ends_the_run_and_nothing_else(
+    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
+    wanted = [Request(f"r{i}", 0, prompt_ids[i][:30], replace(masked, seed=i)) for i in range(3)]
+    expected = replies(heard(singly, wanted))
+    for each in wanted:
+        assert together.submit(each) is None
+        [sequence] = together.sequences(each.request_id)
+        sequence.matcher = Slow(sequence.matcher)  # type: ignore[assignment]
+    events: list[SequenceEvent] = []
+    while any(together.sequences(each.request_id) for each in wanted):
+        events.extend(together.step())
+    assert replies(events) == expected
+    assert most_at_once(events) > 1
+    together.check_idle()
+
+
+class Slow:
+    """Says what ``matcher`` says, masks at times after a while, and nothing else meanwhile."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher, self._calls, self._busy = matcher, 0, False
+
+    def masks(self, guesses: Any) -> Any:
+        self._busy = True
+        self._calls += 1
+        if self._calls % 7 == 0:
+            time.sleep(0.02)
+        found = self._matcher.masks(guesses)
+        self._busy = False
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        assert not self._busy, f"{name} is asked while a mask is made"
+        return getattr(self._matcher, name)
