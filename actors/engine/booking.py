@@ -133,7 +133,7 @@ class Booking:
         if sequence.request.parameters.receipt and step.pending is not None:
             logits = _logits(sequence, step.pending.candidates, first, token_ids)
         forced = ForcedRun()
-        # Where a mask is on its way, a run has told the grammar of its tokens, and none must follow.
+        # Where a mask is on its way, a run has told the grammar of its tokens: none must follow.
         masking = sequence.pending_masks is not None
         if sequence.matcher is not None and reason is None and token_ids and not masking:
             try:

@@ -130,7 +130,7 @@ def test_steps_and_certificates_are_counted_as_ever(prompt_ids: list[tuple[int, 
         heard(engine, [Request("a", 0, prompt_ids[0][:30], KINDS["drawn"])])
         now = engine.statistics()
         observed = {phase: sum(seen[:-1]) for phase, seen in now.step_seconds.items()}
-        counted.append((now.steps, now.generated_tokens, now.head_rows, now.head_bytes, observed))
+        counted.append((now.steps, now.generated_tokens, now.head_rows, observed))
         assert now.body_seconds > 0 < now.head_seconds
         engine.close()
     assert counted[0] == counted[1]
