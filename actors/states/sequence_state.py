@@ -276,7 +276,7 @@ class SequenceStates:
         """What ``rows`` ask where their sequences ask the same after each more token, but for
         positions; else None."""
         table = self.table(rows)
-        known = self._known.get((rows.sequences, False))
+        known = self._known.get((rows.sequences, bool(rows.masks)))
         return table if known is not None and known.table is table else None
 
     def _make_table(self, rows: RowNames) -> RowTable:
