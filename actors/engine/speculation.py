@@ -162,8 +162,10 @@ class Speculation:
         take."""
         if not self._rested and all(chunk.draws == chunk.count for chunk in plan.chunks):
             self._took(CostTiming("step", plan.tokens // plan.steps, seconds / plan.steps))
-        self._rests = max(0, self._rests - plan.steps + 1)
-        self._rested += plan.steps - 1
+        if plan.steps > 1 and [chunk.sequence for chunk in plan.chunks] == self._resting_for:
+            more = min(self._rests, plan.steps - 1)  # which it was not asked about
+            self._rests -= more
+            self._rested += more
 
     def heard(self, chunk: Chunk, drawn: int, stood: int) -> None:
         """So many tokens were drawn where ``chunk`` had guesses, ``stood`` of which stand."""

@@ -72,7 +72,8 @@ class Steps:
     next one, which is of other sequences. ``speculation`` guesses tokens that are verified in the
     step that would have drawn them: a guess that is what its row draws saves a step, and none
     changes a token. With ``draws_ahead`` a step begins from what the device has drawn, which must
-    be the body's and the head's.
+    be the body's and the head's. Where a ``plane`` decides here, up to ``steps_at_once`` are a run
+    (`actors.engine.several_steps.runs`).
     """
 
     def __init__(
@@ -101,9 +102,9 @@ class Steps:
         self._scheduler = scheduler
         self._speculation = speculation
         self._constraints = constraints
+        self.asked: Callable[[], bool] = lambda: False  # anything, for which no run is to go on
         self._runs: Runs | None = None
         self._most_at_once = 1
-        self.asked: Callable[[], bool] = lambda: False  # anything, for which no run is to go on
         if isinstance(plane, OwnDecisions) and not (overlaps or draws_ahead):
             self._most_at_once = steps_at_once
             self._runs = Runs(model.body, head.head, plane, constraints, model.eos_token_ids)
@@ -144,7 +145,7 @@ class Steps:
         return self.overlapped(start) if self.overlaps else self.in_turn(start)
 
     def in_turn(self, start: StartForward) -> Iterator[StepProgress]:
-        """The tokens of a step are decided before the next one is planned."""
+        """The tokens of a step, or of a run of some, are decided before the next one is planned."""
         while True:
             plan = self.plan()
             if plan is None:

@@ -243,6 +243,45 @@ def test_guesses_change_nothing(
     engine.close()
 
 
+class Resting:
+    """A rule that guesses nothing, and rests for some steps each time; every step is heard of."""
+
+    def __init__(self) -> None:
+        self.asked = self.rested = self.resting = 0
+
+    def lengths(self, sequences: list[int], rooms: list[int], greedy: list[int]) -> list[int]:
+        self.asked += 1
+        self.resting = 19
+        return [0] * len(sequences)
+
+    def rest(self, steps: int) -> None:
+        self.rested += steps
+        self.resting -= steps
+        assert self.resting >= 0
+
+    def step_took(self, rows: int, seconds: float) -> None:
+        assert rows <= 2
+
+    def forget(self, sequence: int) -> None: ...
+
+
+def test_a_rule_that_rests_hears_of_every_step_of_a_run(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """But of none in which nothing would have been guessed anyway."""
+    engine = demo_engine(head="certified", steps_at_once=8, draft=str(DEMO_DRAFT))
+    assert engine._speculation is not None
+    rule = Resting()
+    engine._speculation._rules = rule, rule  # type: ignore[assignment]
+    guessed = [Request(f"r{i}", 0, prompt_ids[i][:20], PLAIN) for i in range(2)]
+    alone = replace(guessed[0], request_id="alone", drafting=Drafting("none"))
+    for wanted in ([guessed[0]], [alone], guessed, [alone], [guessed[1]]):
+        assert most_at_once(heard(engine, wanted)) == 8
+    steps = 3 * (PLAIN.max_tokens - 1)  # the first token comes with the prompt
+    assert steps - 19 <= rule.asked + rule.rested <= steps + 3
+    engine.close()
+
+
 def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:
