@@ -56,6 +56,8 @@ def shapes(draft: str) -> dict[str, Shape]:
     """The engines by name; ``draft`` is a draft model."""
     model = {"draft": draft}
     return {
+        "no drafts": Shape({}),
+        "no drafts, little room": Shape({}, blocks=16),
         "draft model": Shape(model),
         "n-grams": Shape({"draft": "ngram", "draft_length": "fixed"}),
         "right guesses": Shape({"draft_length": "fixed"}, guesses=0.8),
@@ -295,7 +297,7 @@ def _run_shape(name: str, shape: Shape, model: str, count: int, seed: int) -> Ch
     while sum(len(each.requests) for each in combinations) < count:
         combinations.append(combination(draw, len(combinations), prompts))
     requests = [request for each in combinations for request in each.requests]
-    plain = _engine(model, {"head": "dense", "prefix_cache": False})
+    plain = _engine(model, {"head": "dense", "prefix_cache": False, "steps_at_once": 1})
     expected = {(each.request_id, each.choice): each for each in run_to_completion(plain, requests)}
     plain.close()
     truth = {key: each.token_ids for key, each in expected.items()}
