@@ -94,7 +94,9 @@ def check_the_head_gives_the_tokens_of_all_logits(engine: Engine, count: int, to
 @pytest.mark.slow
 def test_the_head_gives_the_tokens_of_all_logits_here() -> None:
     """The comparison itself, where there is no GPU."""
-    check_the_head_gives_the_tokens_of_all_logits(make_engine("cpu", threads=1), 6, 4)
+    check_the_head_gives_the_tokens_of_all_logits(
+        make_engine("cpu", threads=1, steps_at_once=1), 6, 4
+    )
 
 
 @pytest.mark.gpu
