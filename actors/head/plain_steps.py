@@ -65,20 +65,6 @@ class PlainSteps:
         if self._weight is not None and isinstance(tier, Int8Tier):
             self._rows[screen.name] = Rows.of(self._weight, tier, screen.block_slack)
 
-    def decide(
-        self,
-        choice: ScreenChoice,
-        screen: Screen,
-        hidden: npt.NDArray[np.float32],
-        rows: RowTable,
-        reading: Reading,
-    ) -> Thresholds | None:
-        """What is found of ``rows``, whose hidden states are ``hidden`` [N, d]. None where the
-        steps must do it: the screen has no such call, says nothing, or leaves too many tokens."""
-        steady = self.steady(choice, screen, rows, reading)
-        found = None if steady is None else steady.found(hidden)
-        return None if steady is None or found is None else steady.decided(hidden, found)
-
     def steady(
         self,
         choice: ScreenChoice,
@@ -88,7 +74,7 @@ class PlainSteps:
         drawing: PackedRows | None = None,
     ) -> SteadyRows | None:
         """Steps of ``rows`` that ``screen``, of a ``choice``, screens one after the other; None
-        where it has no such call. What they draw, ``drawing`` says."""
+        where it has no such call. What they draw, ``drawing`` says, if it is drawn here."""
         own = self._rows.get(screen.name)
         return None if own is None else SteadyRows(own, choice, screen, rows, reading, drawing)
 
@@ -121,8 +107,8 @@ class SteadyRows:
         kinds, size = self._rows.kinds, self._reading.size
         if found is None or max(_counts(found)) > LARGEST_SHARE * size:
             return None
-        share = max(0, len(found.ids) - found.leaders) / (size * len(kinds))
-        self._choice.record_candidates(self._screen, kinds, share)
+        excess = len(found.ids) - found.leaders
+        self._choice.record_candidates(self._screen, kinds, excess, size * len(kinds))
         left = len(kinds) - int(np.count_nonzero(found.members))
         self._choice.record_draws(self._screen, kinds.count("nucleus-draw"), left)
         return found

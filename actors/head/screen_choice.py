@@ -68,10 +68,12 @@ class ScreenChoice:
         """How a try went."""
         self._backoff.record(_bounds(purpose, screen), failed=failed)
 
-    def record_candidates(self, screen: Screen, kinds: Collection[NeedKind], share: float) -> None:
-        """``screen`` has left so large a share of the vocabulary beside the leaders."""
+    def record_candidates(
+        self, screen: Screen, kinds: Collection[NeedKind], excess: int, tokens: int
+    ) -> None:
+        """Of the ``tokens`` of all its rows ``screen`` has left so many beside the leaders."""
         use = _candidates(screen, kinds)
-        self._backoff.record(use, failed=self._share.record(use, share))
+        self._backoff.record(use, failed=self._share.record(use, max(0, excess) / tokens))
 
     def record_draws(self, screen: Screen, tried: int, left: int) -> None:
         """Of so many rows that draw from a nucleus, bounds of ``screen`` have left some open."""

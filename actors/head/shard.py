@@ -54,7 +54,6 @@ from lexshard.actors.head.softmax.whole_softmax import (
     PartialMass,
     bound_mass,
 )
-from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.mass import Outline, outline
@@ -161,8 +160,11 @@ class Shard:
         if not is_plain(rows, self.vocabulary_size):
             return self._screen_in_steps(array, rows)
         screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
-        found = self._decide_at_once(screen, array, rows)
-        return self._screen_in_steps(array, rows, screen) if found is None else found
+        steady = self._plain.steady(self._choice, screen, rows, self._reading)
+        found = None if steady is None else steady.found(array)
+        if steady is None or found is None:
+            return self._screen_in_steps(array, rows, screen)
+        return steady.decided(array, found)
 
     def steady(self, rows: RowTable, drawing: PackedRows) -> SteadyRows | None:
         """Steps of ``rows``, one after the other, which draw as ``drawing`` says from what their
@@ -171,18 +173,6 @@ class Shard:
             return None
         screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
         return self._plain.steady(self._choice, screen, rows, self._reading, drawing)
-
-    def _decide_at_once(
-        self, screen: Screen, hidden: npt.NDArray[np.float32], rows: RowTable
-    ) -> Thresholds | None:
-        """The whole of a step of plain rows in one call, where there is one for its screen."""
-        return self._plain.decide(self._choice, screen, hidden, rows, self._reading)
-
-    def _record_candidates(
-        self, screen: Screen, kinds: Sequence[NeedKind], excess: int, rows: int
-    ) -> None:
-        """So many tokens beside the leaders were left of ``rows`` rows."""
-        self._choice.record_candidates(screen, kinds, max(0, excess) / (self._size * rows))
 
     def _draws(self, rows: RowTable) -> bool:
         """Whether rows draw from their nucleus and are searched as if they drew from all: a shard
@@ -376,7 +366,9 @@ class Shard:
         if screened.screen is not self._dense:
             kinds = [thresholds.rows.kinds[row] for row in screened.rows]
             excess = int(counts.sum()) - len(screened.leaders.ids)
-            self._record_candidates(screened.screen, kinds, excess, int(decided.sum()))
+            self._choice.record_candidates(
+                screened.screen, kinds, excess, self._size * int(decided.sum())
+            )
             if self._refines(screened.screen) and counts.max() > WORTH_REFINING:
                 assert self._fine is not None
                 hidden = _screening(thresholds).hidden[screened.rows]

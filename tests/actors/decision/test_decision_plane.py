@@ -412,7 +412,7 @@ def test_a_sampler_that_can_be_given_up_does_not_hold_up_the_end_at_all(
             return first
         assert closing.wait(60)
         gave_up.set()
-        raise SamplerLostError("nobody wants it any more")
+        raise SamplerLostError("it is not wanted any more")
 
     plane = DecisionPlane(start, 1, lambda: InlineSampler(Sampler(SETTINGS)), SIZE, closing=closing)
     plane.open(0, Request("0", 0, (1,), SamplingParameters(seed=0)), [1])
