@@ -21,6 +21,8 @@ from lexshard.actors.states.mask import Mask
 # What a token that alone was allowed has for a certificate and an origin.
 FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0)
 BY_GRAMMAR = TokenOrigin("grammar")
+# A sequence whose last mask held so much of the vocabulary draws its next token before its mask.
+WIDE = 0.5
 LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing else to do
 
 
@@ -88,27 +90,42 @@ class Constraints:
 
     def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
         """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
-        step which they are ``alone`` in or not."""
+        step which they are ``alone`` in or not; not of those that draw before their masks."""
         wanted = []
         for sequence in sequences:
-            assert sequence.matcher is not None
-            sequence.pending_masks = PendingMasks(sequence.matcher, ())
-            wanted.append(sequence.pending_masks)
-        self._make(wanted, alone=alone)
+            if sequence.pending_masks is None and not _draws_first(sequence):
+                assert sequence.matcher is not None
+                sequence.pending_masks = PendingMasks(sequence.matcher, ())
+                wanted.append(sequence.pending_masks)
+        if wanted:
+            self._make(wanted, alone=alone)
 
     def begun(self, sequences: Iterable[Sequence]) -> tuple[Mask | None, ...] | None:
-        """The masks of ``sequences`` that draw a token each, in their order. None where one is
-        late, or its grammar fails: then all stay on their way."""
+        """The masks of ``sequences`` that draw a token each, in their order; empty where none has
+        one. None where one is late, or its grammar fails: then all stay on their way."""
         masked = [each for each in sequences if each.pending_masks is not None]
+        if not masked:
+            return ()
         pending = [each.pending_masks for each in masked if each.pending_masks is not None]
         wait_for(pending)
         if any(not each.done or each.failed for each in pending):
             return None
         found: dict[Sequence, Mask] = {}
         for sequence, each in zip(masked, pending, strict=True):
-            found[sequence] = each.result()[0]
+            mask = found[sequence] = each.result()[0]
             sequence.pending_masks = None
+            sequence.wide = mask.count >= WIDE * self._vocabulary_size
         return tuple(map(found.get, sequences))
+
+    def refused(self, sequences: Iterable[Sequence], token_ids: Iterable[int]) -> list[int]:
+        """The rows of ``sequences`` whose tokens, drawn before their masks, their grammars refuse,
+        or cannot tell of: they draw again, from their masks."""
+        rows = []
+        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            if _draws_first(sequence) and not _may_follow(sequence, token_id):
+                sequence.wide = False
+                rows.append(row)
+        return rows
 
     def draws_behind(self, sequence: Sequence, token_id: int) -> bool:
         """Whether a sequence draws the token behind ``token_id``, which it was given: no grammar
@@ -116,7 +133,11 @@ class Constraints:
         matcher = sequence.matcher
         assert matcher is not None
         matcher.consume((token_id,))
-        return sequence.request.parameters.logprobs is not None or matcher.forced() is None
+        if sequence.request.parameters.logprobs is not None:
+            return True
+        forced = matcher.forced() is not None
+        sequence.wide &= not forced
+        return not forced
 
     def take(self, plan: StepPlan, broken: dict[Sequence, Exception]) -> set[Sequence]:
         """Waits for the masks of a step, not for long; the sequences that lack theirs, whose rows
@@ -162,7 +183,10 @@ class Constraints:
         if parameters.logprobs is not None:
             return ForcedRun()
         run = []
-        while (token_id := matcher.forced()) is not None and sequence.state.may_follow(token_id):
+        while (token_id := matcher.forced()) is not None:
+            sequence.wide = False
+            if not sequence.state.may_follow(token_id):
+                break
             sequence.state.append(token_id)
             run.append(token_id)
             length = sequence.output_length
@@ -176,3 +200,22 @@ class Constraints:
         """Ends what makes masks."""
         if self._step_masks is not None:
             self._step_masks.close()
+
+
+def _draws_first(sequence: Sequence) -> bool:
+    """Whether a sequence draws before its mask is made: the best of all tokens is the best of those
+    that a mask holds, if that holds it. To make a mask, and to have the search read it, takes a
+    small model a tenth of a step; whether one token may follow is soon said. Not where the grammar
+    says what must follow, though others would do; nor are clients told of what was looked at."""
+    asked = sequence.request.parameters
+    return (
+        sequence.wide and sequence.state.kind == "top1" and not (asked.certificate or asked.receipt)
+    )
+
+
+def _may_follow(sequence: Sequence, token_id: int) -> bool:
+    assert sequence.matcher is not None
+    try:
+        return sequence.matcher.accepted((token_id,)) == 1
+    except GrammarError:
+        return False

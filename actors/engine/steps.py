@@ -158,6 +158,7 @@ class Steps:
                 if run is not None:
                     yield StepProgress(self.commit(run))
                     continue
+            self._constraints.start(plan)
             hidden = start(plan)
             yield _COMPUTING
             yield StepProgress(self.commit(self.decide(plan, hidden())))
@@ -190,8 +191,10 @@ class Steps:
     def overlapped(self, start: StartForward) -> Iterator[StepProgress]:
         """The tokens of a step are decided beside the forward pass of the next one."""
         while True:
-            plan = self.plan()
-            hidden = None if plan is None else start(plan)
+            plan, hidden = self.plan(), None
+            if plan is not None:
+                self._constraints.start(plan)
+                hidden = start(plan)
             before, self._in_flight = self._in_flight, None
             events = [] if before is None else self.commit(before)
             if plan is None or hidden is None:
@@ -212,6 +215,7 @@ class Steps:
                 if plan is None:
                     yield _BETWEEN if self._constraints.wait() else _IDLE
                     continue
+                self._constraints.start(plan)
                 begun = self._begin(plan)
             following = self._follow(begun)
             yield _COMPUTING
@@ -274,7 +278,6 @@ class Steps:
         self._constraints.prepare(drawing)
         self._planned_at = time.perf_counter()
         plan = self._scheduler.plan()
-        self._constraints.start(plan)
         return plan if plan.chunks else None
 
     def forward(self, plan: StepPlan, drawn: torch.Tensor | None = None) -> torch.Tensor:

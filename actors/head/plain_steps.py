@@ -1,8 +1,8 @@
 """Steps of plain rows, which a shard that owns the vocabulary decides in one compiled call.
 
 Such rows want the best token, of all or of a nucleus, the best few or those near the best, after
-any processors but a mask of few tokens; nearly all do. What they get, certificates too, is what the
-steps of `actors.head.shard` give.
+any processors; nearly all do, but for those whose masks hold few tokens, all of which are computed.
+What they get, certificates too, is what the steps of `actors.head.shard` give.
 """
 
 from __future__ import annotations
@@ -29,16 +29,21 @@ from lexshard.kernels.quantize import Int8Tier, Tier
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
+# Rows of few allowed tokens need no screen. Beside others a step takes longer by the calls for them
+# than by a screen of one row more, if that is of no more products than these.
+SCREENED_BESIDE = 2**24
 KINDS: frozenset[NeedKind] = frozenset({"top1", "topk", "minp", "nucleus-draw"})
 
 
-def is_plain(rows: RowTable, vocabulary_size: int) -> bool:
-    """Whether a screen and one threshold decide each of ``rows``."""
+def is_plain(rows: RowTable, vocabulary_size: int, width: int) -> bool:
+    """Whether a screen of a head [``vocabulary_size``, ``width``] and one threshold decide each of
+    ``rows``."""
     if rows.guesses or not KINDS.issuperset(rows.kinds):
         return False
-    return not len(rows.flat.masks) or not any(
-        computes_allowed(rows, row, vocabulary_size) for row in range(len(rows))
-    )
+    if not len(rows.flat.masks):
+        return True
+    few = [computes_allowed(rows, row, vocabulary_size) for row in range(len(rows))]
+    return not any(few) or (vocabulary_size * width <= SCREENED_BESIDE and not all(few))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

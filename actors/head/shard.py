@@ -157,7 +157,7 @@ class Shard:
         array = hidden.numpy() if isinstance(hidden, torch.Tensor) else hidden
         if len(rows) != len(array):
             raise ValueError(f"{len(array)} hidden states of {len(rows)} rows")
-        if not is_plain(rows, self.vocabulary_size):
+        if not self._is_plain(rows):
             return self._screen_in_steps(array, rows)
         screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
         steady = self._plain.steady(self._choice, screen, rows, self._reading)
@@ -169,10 +169,13 @@ class Shard:
     def steady(self, rows: RowTable, drawing: PackedRows) -> SteadyRows | None:
         """Steps of ``rows``, one after the other, which draw as ``drawing`` says from what their
         masks hold; None where several calls decide one."""
-        if not is_plain(rows, self.vocabulary_size):
+        if not self._is_plain(rows):
             return None
         screen = self._choice.next_for(rows.kinds, draws=self._draws(rows))
         return self._plain.steady(self._choice, screen, rows, self._reading, drawing)
+
+    def _is_plain(self, rows: RowTable) -> bool:
+        return is_plain(rows, self.vocabulary_size, self.weight.shape[1])
 
     def _draws(self, rows: RowTable) -> bool:
         """Whether rows draw from their nucleus and are searched as if they drew from all: a shard

@@ -60,7 +60,7 @@ def test_what_begins_alike_has_one_replica_and_all_are_told_of(server: Server) -
     assert len(before) == 2
     for _ in range(6):
         complete(server, "Once upon a time")
-        time.sleep(0.1)  # the last one is still counted for a moment after its answer
+        time.sleep(0.5)  # the last one is still counted for a moment after its answer
     added = completed(server)
     added.subtract(before)
     assert sorted(added.values()) == [0, 6]

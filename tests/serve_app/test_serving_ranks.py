@@ -23,9 +23,14 @@ STREAMS = 24
 BACK_SECONDS = 60.0
 
 
-def tell(server: Server, seed: int, began: threading.Event) -> tuple[str, float]:
-    """A stream's text with its log-probabilities, and the longest time between two pieces."""
-    told, longest, before = "", 0.0, time.monotonic()
+# A stream's text, and what it says of each token.
+Told = tuple[str, list[object]]
+
+
+def tell(server: Server, seed: int, began: threading.Event) -> tuple[Told, float]:
+    """What a stream tells, and the longest time between two pieces, which may hold many tokens."""
+    text, tokens = "", list[object]()
+    longest, before = 0.0, time.monotonic()
     stream = server.client().completions.create(
         model="lexshard-demo",
         prompt="Once upon a time there was a little girl who",
@@ -39,12 +44,15 @@ def tell(server: Server, seed: int, began: threading.Event) -> tuple[str, float]
     for chunk in stream:
         now = time.monotonic()
         longest, before = max(longest, now - before), now
-        told += f"{chunk.choices[0].text}{chunk.choices[0].logprobs}"
+        text += chunk.choices[0].text
+        if (own := chunk.choices[0].logprobs) is not None:
+            parts = own.text_offset, own.tokens, own.token_logprobs, own.top_logprobs
+            tokens.extend(zip(*map(list, filter(None, parts)), strict=True))
         began.set()
-    return told, longest
+    return (text, tokens), longest
 
 
-def texts(server: Server, lose: Callable[[], None] | None = None) -> tuple[list[str], float]:
+def texts(server: Server, lose: Callable[[], None] | None = None) -> tuple[list[Told], float]:
     began = [threading.Event() for _ in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
         running = [pool.submit(tell, server, seed, each) for seed, each in enumerate(began)]
@@ -53,7 +61,7 @@ def texts(server: Server, lose: Callable[[], None] | None = None) -> tuple[list[
                 assert each.wait(60)
             lose()
         told = [each.result(240) for each in running]
-    return [text for text, _ in told], max(seconds for _, seconds in told)
+    return [each for each, _ in told], max(seconds for _, seconds in told)
 
 
 def rank(server: Server) -> int:

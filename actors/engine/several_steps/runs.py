@@ -107,23 +107,24 @@ class Runs:
         tokens = [each.token_ids[-1] for each in sequences]
         draws = _Draws(self._head, self._plane, sequences)
         masked = [each for each in sequences if each.matcher is not None]
-        masks: list[tuple[Mask | None, ...]] = []  # by step, none without grammars
+        masks: list[tuple[Mask | None, ...]] = []  # by step, of those that have some
         taken = RunSteps()
         began = now = time.perf_counter()
         body = 0.0
         while taken.steps < most:
             step, started = taken.steps, now
-            if masked and step:  # of the first they have begun with the plan
+            if masked:
                 self._constraints.begin(masked, alone=len(sequences) == 1)
             hidden = self._body.forward(places.batch(step, tokens)).numpy()
             now = time.perf_counter()
             body += now - started
-            if masked:
-                found = self._constraints.begun(sequences)
-                if found is None:
-                    break
-                masks.append(found)
-            decided = draws.draw(hidden, masks[-1] if masked else ())
+            found = self._constraints.begun(sequences) if masked else ()
+            if found is None:
+                break
+            masks.extend([found] if found else ())
+            decided = draws.draw(hidden, found)
+            if decided is not None and masked:
+                decided = self._allowed(sequences, hidden, draws, decided)
             if decided is None:
                 break
             taken.decisions.append(decided[0])
@@ -142,6 +143,24 @@ class Runs:
             counters.count_certificates(each.certificates)
         counters.steps_took(taken.steps, body, now - began - body)
         return taken
+
+    def _allowed(
+        self,
+        sequences: Sequence[EngineSequence],
+        hidden: npt.NDArray[np.float32],
+        draws: _Draws,
+        decided: _Decided,
+    ) -> _Decided | None:
+        """What was ``decided`` for ``hidden`` [N, d], but of rows that drew what their grammars
+        refuse what their masks lead to. None where one of these is late, or has none."""
+        tokens = [each.token_id for each in decided[0]]
+        refused = self._constraints.refused(sequences, tokens)
+        if not refused:
+            return decided
+        again = [sequences[row] for row in refused]
+        self._constraints.begin(again, alone=len(sequences) == 1)
+        masks = self._constraints.begun(again)
+        return None if masks is None else draws.again(hidden, refused, masks, decided)
 
     def _say(
         self,
@@ -191,6 +210,10 @@ class _Places(NamedTuple):
         return Batch(ids, self.positions[step], self.slots[step], rows, self.tables, rows)
 
 
+# The decisions for N rows, and what they were made from.
+_Decided = tuple[list[RowDecision], Candidates]
+
+
 class _Draws:
     """The decisions of the steps of a run, of its ``sequences``."""
 
@@ -205,39 +228,47 @@ class _Draws:
 
     def draw(
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
-    ) -> tuple[list[RowDecision], Candidates] | None:
-        """The decisions for ``hidden`` [N, d], and what they were made from; None where a row has
-        none."""
+    ) -> _Decided | None:
+        """The decisions for ``hidden`` [N, d]; None where a row has none."""
         if masks != self._masks:
             self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
+        elif self._steady is not None:
+            self._steady.advance()
         steady = self._steady
         found = None if steady is None else steady.found(hidden)
         if steady is None or found is None:
-            return self._step_by_step(hidden, masks)
+            return self._by_calls(hidden, RowNames(self._names, masks=masks))
         tokens = steady.drawn(found)
         if tokens is None:
             candidates = self._head.rescored(steady.decided(hidden, found))
-            decided = self._decided(RowNames(self._names, masks=masks), candidates)
-        else:
-            decided = list(map(RowDecision, tokens)), steady.candidates(found)
-        steady.advance()
-        return decided
+            return self._decided(RowNames(self._names, masks=masks), candidates)
+        return list(map(RowDecision, tokens)), steady.candidates(found)
 
-    def _step_by_step(
-        self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
-    ) -> tuple[list[RowDecision], Candidates] | None:
-        if self._steady is not None:
-            self._masks = None  # it is of another position then
-        asked = RowNames(self._names, masks=masks)
+    def again(
+        self,
+        hidden: npt.NDArray[np.float32],
+        rows: list[int],
+        masks: tuple[Mask | None, ...],
+        before: _Decided,
+    ) -> _Decided | None:
+        """What ``draw`` gave ``before``, but of ``rows`` what these ``masks`` lead to."""
+        asked = RowNames(self._names).some(rows)._replace(masks=masks)
+        found = self._by_calls(hidden[rows], asked)
+        if found is None:
+            return None
+        decisions = list(before[0])
+        for row, decision in zip(rows, found[0], strict=True):
+            decisions[row] = decision
+        return decisions, before[1].with_rows(rows, found[1])
+
+    def _by_calls(self, hidden: npt.NDArray[np.float32], asked: RowNames) -> _Decided | None:
         try:
             candidates = self._head.candidates(torch.from_numpy(hidden), asked)
         except NonFiniteHiddenError:
             return None
         return self._decided(asked, candidates)
 
-    def _decided(
-        self, asked: RowNames, candidates: Candidates
-    ) -> tuple[list[RowDecision], Candidates] | None:
+    def _decided(self, asked: RowNames, candidates: Candidates) -> _Decided | None:
         decided = self._plane.submit(0, asked, candidates).result()
         decisions = [each for each in decided if each is not None]
         return (decisions, candidates) if len(decisions) == len(decided) else None

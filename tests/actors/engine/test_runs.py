@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.engine import constraints
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
 from lexshard.actors.engine.several_steps import runs
@@ -339,12 +340,16 @@ def as_text(told: dict[str, tuple[object, ...]]) -> str:
 
 
 def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
-    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     other = Request("other", 0, prompt_ids[1][:30], PLAIN)
     expected = replies(heard(singly, [other]))
-    for method in ("consume", "masks"):
+    for method, share in (("consume", 2.0), ("masks", 2.0), ("accepted", 0.0), ("masks", 0.0)):
+        monkeypatch.setattr(constraints, "WIDE", share)
         assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
         [sequence] = together.sequences("fails")
         sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
@@ -355,7 +360,7 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
 
 
 class Failing:
-    """Says what ``matcher`` says, until ``method`` has been called so often."""
+    """Says what ``matcher`` says, until ``method`` has been called so often, and then no more."""
 
     def __init__(self, matcher: Any, method: str) -> None:
         self._matcher, self._method, self._calls = matcher, method, 0
@@ -363,14 +368,110 @@ class Failing:
     def __getattr__(self, name: str) -> Any:
         if name == self._method:
             self._calls += 1
-            if self._calls == 9:
-                raise GrammarError("it has lost its way")
+        if self._calls >= 6:
+            raise GrammarError("it has lost its way")
         return getattr(self._matcher, name)
 
 
-def test_a_late_mask_ends_the_run_and_nothing_else(
-    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+WIDE_STRING = 'start: /"[^"\\\\\\x00-\\x1f]*"/'
+DRAWN_FROM_ALL = {
+    "greedy": replace(PLAIN, temperature=0.0),
+    "drawn": PLAIN,
+    "penalties": replace(PLAIN, repetition_penalty=1.2, presence_penalty=0.3),
+    "bias and bans": replace(PLAIN, logit_bias=((11, 3.0),), bad_words=((5, 6), (300,))),
+}
+
+
+@pytest.mark.parametrize("share", [0.0, constraints.WIDE, 2.0], ids=["tries all", "wide", "none"])
+@pytest.mark.parametrize("grammar", [STRING, WIDE_STRING, RECORDS], ids=["a-z", "any", "records"])
+def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
+    grammar: str,
+    share: float,
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """However many masks would have refused: each kind alone, and all of them beside others."""
+    monkeypatch.setattr(constraints, "WIDE", share)
+    wanted = [
+        Request(kind, 0, prompt[:30], replace(each, ignore_eos=False, grammar=grammar, seed=seed))
+        for seed, ((kind, each), prompt) in enumerate(
+            zip(DRAWN_FROM_ALL.items(), prompt_ids, strict=False)
+        )
+    ]
+    told = replace(wanted[1], request_id="told", parameters=replace(TOLD, grammar=grammar))
+    told = replace(told, parameters=replace(told.parameters, ignore_eos=False))
+    nucleus = replace(wanted[1], request_id="nucleus")
+    nucleus = replace(nucleus, parameters=replace(nucleus.parameters, top_p=0.9))
+    plain = Request("plain", 0, prompt_ids[5][:30], PLAIN)
+    for some in ([wanted[0]], [wanted[1]], [wanted[2]], [wanted[3]], wanted):
+        again = [*some, told, nucleus, plain] if some is wanted else some
+        found = heard(together, again)
+        assert as_text(replies(found)) == as_text(replies(heard(singly, again)))
+        assert most_at_once(found) > 1
+
+
+def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    demo_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other tokens would begin the same text: a grammar accepts them, its mask does not."""
+    monkeypatch.setattr(constraints, "WIDE", 0.0)
+    the, blank = demo_tokenizer.convert_tokens_to_ids(["\u0120the", "\u0120"])
+    asked = replace(PLAIN, ignore_eos=False, grammar="start: /[a-z]{30} the end/")
+    asked = replace(asked, bad_words=((the,),), logit_bias=((blank, 60.0),))
+    for seed in range(4):
+        request = Request("a", 0, prompt_ids[seed][:30], replace(asked, seed=seed))
+        [expected] = replies(heard(singly, [request])).values()
+        assert expected[1] == "error"
+        assert replies(heard(together, [request])) == {"a": expected}
+
+
+def test_inside_a_string_hardly_any_mask_is_made(
+    together: Engine, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    """Of each run that of its first step, and those of what the grammar refuses."""
+    asked = replace(PLAIN, ignore_eos=False, grammar=WIDE_STRING, max_tokens=300)
+    made = tokens = 0
+    for index, prompt in enumerate(prompt_ids[:4]):
+        assert together.submit(Request("s", 0, prompt[:30], replace(asked, seed=index))) is None
+        [sequence] = together.sequences("s")
+        counted = Counted(sequence.matcher)
+        sequence.matcher = counted  # type: ignore[assignment]
+        while together.sequences("s"):
+            tokens += sum(len(each.token_ids) for each in together.step())
+        made += counted.masked
+    assert tokens > 100
+    assert made < 0.4 * tokens
+
+
+class Counted:
+    """Says what ``matcher`` says, and counts the masks that it makes."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher, self.masked = matcher, 0
+
+    def masks(self, guesses: Any) -> Any:
+        self.masked += 1
+        return self._matcher.masks(guesses)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+@pytest.mark.parametrize("share", [0.0, 2.0], ids=["first without masks", "with masks"])
+def test_a_late_mask_ends_the_run_and_nothing_else(
+    share: float,
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constraints, "WIDE", share)
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     wanted = [Request(f"r{i}", 0, prompt_ids[i][:30], replace(masked, seed=i)) for i in range(3)]
     expected = replies(heard(singly, wanted))
