@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.head import plain_steps
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.plain_steps import DecidedRows
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Need
-from lexshard.actors.states.row_table import UNADJUSTED, RowTable
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.screen.tile import PANEL
 from tests.support.certificate_needs import random_needs
+from tests.support.certificate_oracle import truth, violations
 from tests.support.search_cases import random_adjustment
 
 pytestmark = pytest.mark.vectors
@@ -38,7 +40,11 @@ def shards(random: np.random.Generator, size: int, columns: int, half: bool) -> 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
+def test_the_same_candidates_and_certificates(
+    seed: int, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of few tokens aside."""
+    monkeypatch.setattr(plain_steps, "SCREENED_BESIDE", 0)
     random = np.random.default_rng(seed)
     size = int(random.integers(PANEL, 3000))
     at_once, in_steps = shards(random, size, int(random.integers(3, 150)), half)
@@ -60,12 +66,10 @@ def test_the_same_candidates_and_certificates(seed: int, half: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_masks_of_many_tokens_are_decided_at_once(seed: int) -> None:
-    """With every other processor, and more wanted than a mask leaves. Masks of few tokens need no
-    screen, and take the steps."""
+    """With every other processor, and more wanted than a mask leaves."""
     random = np.random.default_rng(seed)
     size = int(random.integers(PANEL, 3000))
     at_once, in_steps = shards(random, size, 64, half=True)
-    few = Mask.of_ids(random.choice(size, size // 64, replace=False), size)
     for rows in (1, 3, 8):
         batch = random_needs(random, size, rows, kinds=KINDS, shares=SHARES)
         needs = []
@@ -83,8 +87,47 @@ def test_masks_of_many_tokens_are_decided_at_once(seed: int) -> None:
         for name in ("ids", "raw", "offsets"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
         assert ours.certificates == theirs.certificates
-        needs[0] = replace(needs[0], adjustment=replace(UNADJUSTED, mask=few))
-        assert not isinstance(at_once.screen(hidden, RowTable.of(needs)).screening, DecidedRows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_masks_of_few_tokens_are_decided_at_once_beside_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few, and if all of them are banned. Where none is beside, or a screen of theirs takes
+    longer than calls for them, each of their tokens is computed."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(PANEL, 3000))
+    shard, _ = shards(random, size, 64, half=True)
+    at_once = 0
+    for rows in (2, 3, 8):
+        batch = random_needs(random, size, rows, kinds=KINDS, shares=SHARES, adjusted=0.3)
+        needs = list(batch.needs)
+        masked = random.choice(rows, int(random.integers(1, rows)), replace=False)
+        for row in masked.tolist():
+            held = random.choice(size, int(random.integers(1, size // 64 + 1)), replace=False)
+            adjustment = replace(random_adjustment(random, size), mask=Mask.of_ids(held, size))
+            if random.random() < 0.2:
+                adjustment = replace(adjustment, banned=np.sort(held).astype(np.int32))
+            needs[row] = replace(needs[row], adjustment=adjustment)
+        adjusted = np.array([need.adjustment is not None for need in needs])
+        batch = replace(batch, needs=tuple(needs), adjusted=adjusted)
+        table = RowTable.of(needs)
+        hidden = random.standard_normal((rows, 64)).astype(np.float32)
+        found = shard.screen(hidden, table)
+        at_once += isinstance(found.screening, DecidedRows)
+        offsets = size * np.arange(rows + 1)
+        every = np.tile(np.arange(size, dtype=np.int32), rows)
+        raw = shard._rescorer.raw(hidden, every, offsets, range(rows)).reshape(rows, size)
+        right = truth(raw, batch)
+        assert not "".join(violations(right, batch, shard.rescore(found)))
+        alone = table.some(masked.tolist())
+        assert not isinstance(shard.screen(hidden[masked], alone).screening, DecidedRows)
+        with monkeypatch.context() as other:
+            other.setattr(plain_steps, "SCREENED_BESIDE", size * 64 - 1)
+            by_calls = shard.screen(hidden, table)
+            assert not isinstance(by_calls.screening, DecidedRows)
+            assert not "".join(violations(right, batch, shard.rescore(by_calls)))
+    assert at_once >= 2  # of three, if one has too many candidates
 
 
 def test_a_threshold_from_elsewhere_is_used() -> None:
