@@ -21,7 +21,7 @@ from lexshard.actors.states.mask import Mask
 # What a token that alone was allowed has for a certificate and an origin.
 FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0)
 BY_GRAMMAR = TokenOrigin("grammar")
-# A sequence whose last mask held so much of the vocabulary draws its next token before its mask.
+# A sequence alone whose last mask held so much of the vocabulary draws before its next one is made.
 WIDE = 0.5
 LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing else to do
 
@@ -90,10 +90,10 @@ class Constraints:
 
     def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
         """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
-        step which they are ``alone`` in or not; not of those that draw before their masks."""
+        step which they are ``alone`` in or not; not of one that draws before its mask."""
         wanted = []
         for sequence in sequences:
-            if sequence.pending_masks is None and not _draws_first(sequence):
+            if sequence.pending_masks is None and not (alone and _draws_first(sequence)):
                 assert sequence.matcher is not None
                 sequence.pending_masks = PendingMasks(sequence.matcher, ())
                 wanted.append(sequence.pending_masks)
@@ -117,15 +117,15 @@ class Constraints:
             sequence.wide = mask.count >= WIDE * self._vocabulary_size
         return tuple(map(found.get, sequences))
 
-    def refused(self, sequences: Iterable[Sequence], token_ids: Iterable[int]) -> list[int]:
-        """The rows of ``sequences`` whose tokens, drawn before their masks, their grammars refuse,
-        or cannot tell of: they draw again, from their masks."""
-        rows = []
-        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
-            if _draws_first(sequence) and not _may_follow(sequence, token_id):
-                sequence.wide = False
-                rows.append(row)
-        return rows
+    def allows(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether a token may follow that ``sequence`` drew before its mask. Where the grammar
+        refuses it, or cannot tell, the mask is wanted."""
+        assert sequence.matcher is not None
+        try:
+            sequence.wide = sequence.matcher.accepted((token_id,)) == 1
+        except GrammarError:
+            sequence.wide = False
+        return sequence.wide
 
     def draws_behind(self, sequence: Sequence, token_id: int) -> bool:
         """Whether a sequence draws the token behind ``token_id``, which it was given: no grammar
@@ -208,14 +208,5 @@ def _draws_first(sequence: Sequence) -> bool:
     small model a tenth of a step; whether one token may follow is soon said. Not where the grammar
     says what must follow, though others would do; nor are clients told of what was looked at."""
     asked = sequence.request.parameters
-    return (
-        sequence.wide and sequence.state.kind == "top1" and not (asked.certificate or asked.receipt)
-    )
-
-
-def _may_follow(sequence: Sequence, token_id: int) -> bool:
-    assert sequence.matcher is not None
-    try:
-        return sequence.matcher.accepted((token_id,)) == 1
-    except GrammarError:
-        return False
+    told = asked.certificate or asked.receipt
+    return sequence.wide and sequence.state.kind == "top1" and not told

@@ -192,14 +192,6 @@ class SequenceState:
         return self._rules.banned(self.history, drafted, early=early)
 
 
-# Whose rows have a table, and which of them masks of a grammar.
-_Pattern = tuple[tuple[int, ...], tuple[bool, ...]]
-
-
-def _pattern(rows: RowNames) -> _Pattern:
-    return rows.sequences, tuple([mask is not None for mask in rows.masks])
-
-
 @dataclass(slots=True, eq=False)
 class _KnownTable:
     """The table of sequences that often have rows together, but for the positions of these."""
@@ -229,7 +221,8 @@ class SequenceStates:
         self._tables = PenaltyTables(vocabulary_size, capacity)
         self._states: dict[int, SequenceState] = {}
         self._rules: TokenRules | None = None  # of the last sequence: choices come side by side
-        self._known: dict[_Pattern, _KnownTable] = {}
+        # By sequences, and whether grammars have masks for them.
+        self._known: dict[tuple[tuple[int, ...], bool], _KnownTable] = {}
         self._last: tuple[RowNames, RowTable] | None = None
 
     def __getitem__(self, sequence: int) -> SequenceState:
@@ -267,7 +260,7 @@ class SequenceStates:
         last = self._last
         if last is not None and last[0] is rows:
             return last[1]
-        known = None if rows.tests else self._known.get(_pattern(rows))
+        known = None if rows.tests else self._known.get((rows.sequences, bool(rows.masks)))
         if known is not None and known.holds(self.tables, drafted=bool(rows.drafted)):
             known.take(rows.masks)
             table = known.table
@@ -283,7 +276,7 @@ class SequenceStates:
         """What ``rows`` ask where their sequences ask the same after each more token, but for
         positions; else None."""
         table = self.table(rows)
-        known = self._known.get(_pattern(rows))
+        known = self._known.get((rows.sequences, bool(rows.masks)))
         return table if known is not None and known.table is table else None
 
     def _make_table(self, rows: RowNames) -> RowTable:
@@ -329,7 +322,7 @@ class SequenceStates:
             if len(self._known) >= KNOWN_TABLES:
                 self._known.clear()
             known = _KnownTable(states, table, self.tables, penalised, rows.masks)
-            self._known[_pattern(rows)] = known
+            self._known[rows.sequences, bool(rows.masks)] = known
         return table
 
     def adjustments(self, rows: RowNames) -> list[Adjustment | None]:

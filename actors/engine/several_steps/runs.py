@@ -107,7 +107,7 @@ class Runs:
         tokens = [each.token_ids[-1] for each in sequences]
         draws = _Draws(self._head, self._plane, sequences)
         masked = [each for each in sequences if each.matcher is not None]
-        masks: list[tuple[Mask | None, ...]] = []  # by step, of those that have some
+        masks: list[tuple[Mask | None, ...]] = []  # of steps that had some
         taken = RunSteps()
         began = now = time.perf_counter()
         body = 0.0
@@ -119,14 +119,17 @@ class Runs:
             now = time.perf_counter()
             body += now - started
             found = self._constraints.begun(sequences) if masked else ()
-            if found is None:
-                break
-            masks.extend([found] if found else ())
-            decided = draws.draw(hidden, found)
-            if decided is not None and masked:
-                decided = self._allowed(sequences, hidden, draws, decided)
+            decided = None if found is None else draws.draw(hidden, found)
+            if masked and not found and decided is not None:
+                [drawn] = decided[0]
+                if not self._constraints.allows(sequences[0], drawn.token_id):
+                    self._constraints.begin(masked, alone=True)
+                    found = self._constraints.begun(sequences)
+                    decided = None if found is None else draws.draw(hidden, found)
             if decided is None:
                 break
+            if found:
+                masks.append(found)
             taken.decisions.append(decided[0])
             taken.candidates.append(decided[1])
             tokens = [each.token_id for each in decided[0]]
@@ -143,24 +146,6 @@ class Runs:
             counters.count_certificates(each.certificates)
         counters.steps_took(taken.steps, body, now - began - body)
         return taken
-
-    def _allowed(
-        self,
-        sequences: Sequence[EngineSequence],
-        hidden: npt.NDArray[np.float32],
-        draws: _Draws,
-        decided: _Decided,
-    ) -> _Decided | None:
-        """What was ``decided`` for ``hidden`` [N, d], but of rows that drew what their grammars
-        refuse what their masks lead to. None where one of these is late, or has none."""
-        tokens = [each.token_id for each in decided[0]]
-        refused = self._constraints.refused(sequences, tokens)
-        if not refused:
-            return decided
-        again = [sequences[row] for row in refused]
-        self._constraints.begin(again, alone=len(sequences) == 1)
-        masks = self._constraints.begun(again)
-        return None if masks is None else draws.again(hidden, refused, masks, decided)
 
     def _say(
         self,
@@ -210,10 +195,6 @@ class _Places(NamedTuple):
         return Batch(ids, self.positions[step], self.slots[step], rows, self.tables, rows)
 
 
-# The decisions for N rows, and what they were made from.
-_Decided = tuple[list[RowDecision], Candidates]
-
-
 class _Draws:
     """The decisions of the steps of a run, of its ``sequences``."""
 
@@ -228,47 +209,39 @@ class _Draws:
 
     def draw(
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
-    ) -> _Decided | None:
-        """The decisions for ``hidden`` [N, d]; None where a row has none."""
+    ) -> tuple[list[RowDecision], Candidates] | None:
+        """The decisions for ``hidden`` [N, d], and what they were made from; None where a row has
+        none."""
         if masks != self._masks:
             self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
-        elif self._steady is not None:
-            self._steady.advance()
         steady = self._steady
         found = None if steady is None else steady.found(hidden)
         if steady is None or found is None:
-            return self._by_calls(hidden, RowNames(self._names, masks=masks))
+            return self._step_by_step(hidden, masks)
         tokens = steady.drawn(found)
         if tokens is None:
             candidates = self._head.rescored(steady.decided(hidden, found))
-            return self._decided(RowNames(self._names, masks=masks), candidates)
-        return list(map(RowDecision, tokens)), steady.candidates(found)
+            decided = self._decided(RowNames(self._names, masks=masks), candidates)
+        else:
+            decided = list(map(RowDecision, tokens)), steady.candidates(found)
+        steady.advance()
+        return decided
 
-    def again(
-        self,
-        hidden: npt.NDArray[np.float32],
-        rows: list[int],
-        masks: tuple[Mask | None, ...],
-        before: _Decided,
-    ) -> _Decided | None:
-        """What ``draw`` gave ``before``, but of ``rows`` what these ``masks`` lead to."""
-        asked = RowNames(self._names).some(rows)._replace(masks=masks)
-        found = self._by_calls(hidden[rows], asked)
-        if found is None:
-            return None
-        decisions = list(before[0])
-        for row, decision in zip(rows, found[0], strict=True):
-            decisions[row] = decision
-        return decisions, before[1].with_rows(rows, found[1])
-
-    def _by_calls(self, hidden: npt.NDArray[np.float32], asked: RowNames) -> _Decided | None:
+    def _step_by_step(
+        self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
+    ) -> tuple[list[RowDecision], Candidates] | None:
+        if self._steady is not None:
+            self._masks = None  # it is of another position then
+        asked = RowNames(self._names, masks=masks)
         try:
             candidates = self._head.candidates(torch.from_numpy(hidden), asked)
         except NonFiniteHiddenError:
             return None
         return self._decided(asked, candidates)
 
-    def _decided(self, asked: RowNames, candidates: Candidates) -> _Decided | None:
+    def _decided(
+        self, asked: RowNames, candidates: Candidates
+    ) -> tuple[list[RowDecision], Candidates] | None:
         decided = self._plane.submit(0, asked, candidates).result()
         decisions = [each for each in decided if each is not None]
         return (decisions, candidates) if len(decisions) == len(decided) else None

@@ -69,7 +69,13 @@ def together() -> Iterator[Engine]:
 def heard(engine: Engine, requests: list[Request]) -> list[SequenceEvent]:
     """All that is told until they have ended, asked for at once."""
     events = [event for each in requests if (event := engine.submit(each)) is not None]
-    while any(engine.sequences(each.request_id) for each in requests):
+    return events + all_of(engine, *(each.request_id for each in requests))
+
+
+def all_of(engine: Engine, *names: str) -> list[SequenceEvent]:
+    """All that is still told of requests that have been asked for."""
+    events: list[SequenceEvent] = []
+    while any(map(engine.sequences, names)):
         events.extend(engine.step())
     engine.check_idle()
     return events
@@ -348,15 +354,17 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     other = Request("other", 0, prompt_ids[1][:30], PLAIN)
     expected = replies(heard(singly, [other]))
-    for method, share in (("consume", 2.0), ("masks", 2.0), ("accepted", 0.0), ("masks", 0.0)):
+    for method, share in itertools.product(("consume", "masks", "accepted"), (0.0, 2.0)):
         monkeypatch.setattr(constraints, "WIDE", share)
-        assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
-        [sequence] = together.sequences("fails")
-        sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
-        events = heard(together, [other])
-        told = replies(events)
-        assert told["fails"][1] == "error"
-        assert told["other"] == expected["other"]
+        for others in ([other], []):
+            if method == "accepted" and (others or share):
+                continue  # nothing is drawn before its mask
+            assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
+            [sequence] = together.sequences("fails")
+            sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
+            told = replies(heard(together, others) if others else all_of(together, "fails"))
+            assert told.pop("fails")[1] == "error"
+            assert told == (expected if others else {})
 
 
 class Failing:
@@ -392,18 +400,18 @@ def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
     prompt_ids: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many masks would have refused: each kind alone, and all of them beside others."""
+    """However many masks would have refused: each kind alone, and all of them beside others, which
+    leave one after the other."""
     monkeypatch.setattr(constraints, "WIDE", share)
+    masked: dict[str, Any] = {"ignore_eos": False, "grammar": grammar}
     wanted = [
-        Request(kind, 0, prompt[:30], replace(each, ignore_eos=False, grammar=grammar, seed=seed))
+        Request(kind, 0, prompt[:30], replace(each, **masked, seed=seed, max_tokens=30 + 9 * seed))
         for seed, ((kind, each), prompt) in enumerate(
             zip(DRAWN_FROM_ALL.items(), prompt_ids, strict=False)
         )
     ]
-    told = replace(wanted[1], request_id="told", parameters=replace(TOLD, grammar=grammar))
-    told = replace(told, parameters=replace(told.parameters, ignore_eos=False))
-    nucleus = replace(wanted[1], request_id="nucleus")
-    nucleus = replace(nucleus, parameters=replace(nucleus.parameters, top_p=0.9))
+    told = replace(wanted[1], request_id="told", parameters=replace(TOLD, **masked))
+    nucleus = replace(told, request_id="nucleus", parameters=replace(PLAIN, **masked, top_p=0.9))
     plain = Request("plain", 0, prompt_ids[5][:30], PLAIN)
     for some in ([wanted[0]], [wanted[1]], [wanted[2]], [wanted[3]], wanted):
         again = [*some, told, nucleus, plain] if some is wanted else some
@@ -479,12 +487,9 @@ def test_a_late_mask_ends_the_run_and_nothing_else(
         assert together.submit(each) is None
         [sequence] = together.sequences(each.request_id)
         sequence.matcher = Slow(sequence.matcher)  # type: ignore[assignment]
-    events: list[SequenceEvent] = []
-    while any(together.sequences(each.request_id) for each in wanted):
-        events.extend(together.step())
+    events = all_of(together, *(each.request_id for each in wanted))
     assert replies(events) == expected
     assert most_at_once(events) > 1
-    together.check_idle()
 
 
 class Slow:

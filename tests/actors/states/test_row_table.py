@@ -72,8 +72,8 @@ def test_a_table_asks_what_rows_of_their_own_sequences_ask(
 ) -> None:
     """Kept from earlier steps or not, with guesses, of all rows or the last, and without: each row
     is compared with a new sequence whose own tokens the guesses are. Then every sequence goes on
-    with other tokens; guesses leave no trace. ``grammars`` of three sequences have masks, those of
-    the step before or others, as do those that have them."""
+    with other tokens; guesses leave no trace. The first ``grammars`` sequences have masks, those of
+    the step before or others."""
     kept = SequenceStates(SIZE, EOS, 1)
     outputs: list[tuple[int, ...]] = [()] * len(parameters)
     for name, each in enumerate(parameters):
@@ -85,10 +85,10 @@ def test_a_table_asks_what_rows_of_their_own_sequences_ask(
         rows = [(name, prefix) for name in range(len(parameters)) for prefix in prefixes]
         drafted = tuple(prefix for _, prefix in rows) if guesses else ()
         masks = tuple(
-            MASKS[(row + turn) % len(MASKS)] if (name + turn) % 3 < grammars else None
+            MASKS[(row + turn) % len(MASKS)] if name < grammars else None
             for row, (name, _) in enumerate(rows)
         )
-        if not any(masks):
+        if not grammars:
             masks = ()
         asks = RowNames(tuple(name for name, _ in rows), drafted, masks=masks)
         table = kept.table(asks)
@@ -105,26 +105,6 @@ def test_a_table_asks_what_rows_of_their_own_sequences_ask(
     for name in range(len(parameters)):
         kept.close(name)
     assert not kept.tables.any()
-
-
-def test_a_kept_table_takes_masks_where_there_were_none_and_lets_them_go() -> None:
-    states = SequenceStates(SIZE, EOS, 1)
-    for name in range(3):
-        states.open(name, Request(str(name), 0, (1, 2), SamplingParameters(temperature=1.0)))
-    first, second = MASKS[:2]
-    for masks in [
-        (first, None, None),
-        (second, first, None),
-        (None, first, None),
-        (first, second, second),
-        (second, None, None),
-    ]:
-        table = states.table(RowNames((0, 1, 2), masks=masks))
-        assert tuple(each and each.mask for each in table.adjustments) == masks
-        own = tuple(None if place < 0 else place for place in table.flat.mask.tolist())
-        words = [None if place is None else table.flat.masks[place].tolist() for place in own]
-        assert words == [None if mask is None else mask.words.tolist() for mask in masks]
-        assert table.flat.active.tolist() == [mask is not None for mask in masks]
 
 
 def test_some_rows_ask_what_they_ask_among_all() -> None:
