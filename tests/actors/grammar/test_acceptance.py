@@ -15,6 +15,8 @@ from tests.support.grammar_cases import GRAMMARS, random_schemas, schema_grammar
 from tests.support.paths import DEMO
 
 SIZE = 16_384
+# Their places are inside strings, mostly.
+OPEN = tuple(map(schema_grammar, [{"type": "string"}, {"type": "array"}, {"type": "object"}]))
 
 
 def accepted(matcher: Matcher) -> list[int]:
@@ -25,12 +27,12 @@ def accepted(matcher: Matcher) -> list[int]:
     "count", [pytest.param(12, id="12"), pytest.param(200, marks=pytest.mark.slow, id="200")]
 )
 def test_what_is_accepted_is_what_the_mask_holds(count: int) -> None:
-    """Every token, at a place in ten of random texts under as many schemas and every other grammar.
+    """Every token, at a place in ten of random texts under ``count`` schemas and other grammars.
     What must follow is accepted by whatever begins as it does, and held in one way alone."""
     random = np.random.default_rng(7)
     tokenizer = grammar_tokenizer(DEMO, SIZE, (0, 4))
     places = wide = 0
-    for text in (*GRAMMARS, *map(schema_grammar, random_schemas(count))):
+    for text in (*GRAMMARS, *3 * OPEN, *map(schema_grammar, random_schemas(count))):
         matcher = compiled(text, tokenizer, SIZE, (0, 4))
         for _ in range(40):
             held = ids_of(matcher.masks(())[0], SIZE)
@@ -44,4 +46,4 @@ def test_what_is_accepted_is_what_the_mask_holds(count: int) -> None:
                 break
             matcher.consume((token_id,))
     assert places > 2 * count
-    assert wide > count // 4
+    assert wide > 5
