@@ -74,31 +74,31 @@ class Constraints:
 
     def start(self, plan: StepPlan) -> None:
         """Begins with the masks of a step's rows."""
-        wanted = []
-        for chunk in plan.chunks:
-            sequence = chunk.sequence
-            if chunk.draws and sequence.matcher is not None and sequence.pending_masks is None:
-                sequence.pending_masks = PendingMasks(sequence.matcher, chunk.drafted)
-                wanted.append(sequence.pending_masks)
-        if wanted:
-            self._make(wanted, alone=len(plan.chunks) == 1)
-
-    def _make(self, wanted: list[PendingMasks], *, alone: bool) -> None:
-        if self._step_masks is None:
-            self._step_masks = StepMasks(self._vocabulary_size)
-        self._step_masks.start(wanted, alone=alone)
+        asked = [
+            (chunk.sequence, chunk.drafted)
+            for chunk in plan.chunks
+            if chunk.draws and chunk.sequence.matcher is not None
+        ]
+        self._begin(asked, alone=len(plan.chunks) == 1)
 
     def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
         """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
         step which they are ``alone`` in or not; not of one that draws before its mask."""
+        asked = [(each, ()) for each in sequences if not (alone and _draws_first(each))]
+        self._begin(asked, alone=alone)
+
+    def _begin(self, asked: Iterable[tuple[Sequence, tuple[int, ...]]], *, alone: bool) -> None:
+        """Begins with the masks of sequences and their guesses, where they are not on their way."""
         wanted = []
-        for sequence in sequences:
-            if sequence.pending_masks is None and not (alone and _draws_first(sequence)):
+        for sequence, guesses in asked:
+            if sequence.pending_masks is None:
                 assert sequence.matcher is not None
-                sequence.pending_masks = PendingMasks(sequence.matcher, ())
+                sequence.pending_masks = PendingMasks(sequence.matcher, guesses)
                 wanted.append(sequence.pending_masks)
         if wanted:
-            self._make(wanted, alone=alone)
+            if self._step_masks is None:
+                self._step_masks = StepMasks(self._vocabulary_size)
+            self._step_masks.start(wanted, alone=alone)
 
     def begun(self, sequences: Iterable[Sequence]) -> tuple[Mask | None, ...] | None:
         """The masks of ``sequences`` that draw a token each, in their order; empty where none has
@@ -206,7 +206,7 @@ def _draws_first(sequence: Sequence) -> bool:
     """Whether a sequence draws before its mask is made: the best of all tokens is the best of those
     that a mask holds, if that holds it. To make a mask, and to have the search read it, takes a
     small model a tenth of a step; whether one token may follow is soon said. Not where the grammar
-    says what must follow, though others would do; nor are clients told of what was looked at."""
+    says what must follow, though it takes others; nor where clients are told what was read."""
     asked = sequence.request.parameters
     told = asked.certificate or asked.receipt
     return sequence.wide and sequence.state.kind == "top1" and not told

@@ -52,6 +52,12 @@ def _however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "MOST_SECONDS", 10.0)
 
 
+@pytest.fixture
+def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the vocabulary: a mask that holds so much lets its sequence draw before the next."""
+    monkeypatch.setattr(constraints, "WIDE", request.param)
+
+
 @pytest.fixture(scope="module")
 def singly() -> Iterator[Engine]:
     engine = demo_engine(head="certified", steps_at_once=1)
@@ -390,19 +396,14 @@ DRAWN_FROM_ALL = {
 }
 
 
-@pytest.mark.parametrize("share", [0.0, constraints.WIDE, 2.0], ids=["tries all", "wide", "none"])
+@pytest.mark.usefixtures("share")
+@pytest.mark.parametrize("share", [0.0, constraints.WIDE, 2.0], indirect=True)
 @pytest.mark.parametrize("grammar", [STRING, WIDE_STRING, RECORDS], ids=["a-z", "any", "records"])
 def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
-    grammar: str,
-    share: float,
-    singly: Engine,
-    together: Engine,
-    prompt_ids: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
+    grammar: str, singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     """However many masks would have refused: each kind alone, and all of them beside others, which
     leave one after the other."""
-    monkeypatch.setattr(constraints, "WIDE", share)
     masked: dict[str, Any] = {"ignore_eos": False, "grammar": grammar}
     wanted = [
         Request(kind, 0, prompt[:30], replace(each, **masked, seed=seed, max_tokens=30 + 9 * seed))
@@ -420,15 +421,15 @@ def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
         assert most_at_once(found) > 1
 
 
+@pytest.mark.usefixtures("share")
+@pytest.mark.parametrize("share", [0.0], indirect=True)
 def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
     singly: Engine,
     together: Engine,
     prompt_ids: list[tuple[int, ...]],
     demo_tokenizer: Any,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Other tokens would begin the same text: a grammar accepts them, its mask does not."""
-    monkeypatch.setattr(constraints, "WIDE", 0.0)
     the, blank = demo_tokenizer.convert_tokens_to_ids(["\u0120the", "\u0120"])
     asked = replace(PLAIN, ignore_eos=False, grammar="start: /[a-z]{30} the end/")
     asked = replace(asked, bad_words=((the,),), logit_bias=((blank, 60.0),))
@@ -442,7 +443,7 @@ def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
 def test_inside_a_string_hardly_any_mask_is_made(
     together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
-    """Of each run that of its first step, and those of what the grammar refuses."""
+    """The first, and those of what the grammar refuses."""
     asked = replace(PLAIN, ignore_eos=False, grammar=WIDE_STRING, max_tokens=300)
     made = tokens = 0
     for index, prompt in enumerate(prompt_ids[:4]):
@@ -454,7 +455,7 @@ def test_inside_a_string_hardly_any_mask_is_made(
             tokens += sum(len(each.token_ids) for each in together.step())
         made += counted.masked
     assert tokens > 100
-    assert made < 0.4 * tokens
+    assert made < 0.1 * tokens
 
 
 class Counted:
@@ -471,15 +472,11 @@ class Counted:
         return getattr(self._matcher, name)
 
 
-@pytest.mark.parametrize("share", [0.0, 2.0], ids=["first without masks", "with masks"])
+@pytest.mark.usefixtures("share")
+@pytest.mark.parametrize("share", [0.0, 2.0], indirect=True)
 def test_a_late_mask_ends_the_run_and_nothing_else(
-    share: float,
-    singly: Engine,
-    together: Engine,
-    prompt_ids: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
+    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
-    monkeypatch.setattr(constraints, "WIDE", share)
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     wanted = [Request(f"r{i}", 0, prompt_ids[i][:30], replace(masked, seed=i)) for i in range(3)]
     expected = replies(heard(singly, wanted))
