@@ -159,7 +159,9 @@ class DecisionPlane:
         it, ends when it does."""
         self._closing.set()
         self._starter.shutdown(wait=False, cancel_futures=True)
-        wait(self._coming.values(), COMING_SECONDS)
+        # `wait` takes a start that was withdrawn before it began for one that is still to end.
+        begun = [coming for coming in self._coming.values() if not coming.cancelled()]
+        wait(begun, COMING_SECONDS)
         for coming in self._coming.values():
             coming.add_done_callback(_end)
         for handle in self._handles.values():

@@ -372,6 +372,24 @@ def test_shutting_down_does_not_wait_for_the_next_try(monkeypatch: pytest.Monkey
     assert starts.count == 2
 
 
+def test_shutting_down_does_not_wait_for_a_start_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lexshard.actors.decision.plane.COMING_SECONDS", 100.0)
+    starts = Starts(set())
+    plane, candidates = _plane_of_six(starts, 1)
+    begun, ended = threading.Event(), threading.Event()
+    plane._starter.submit(lambda: begun.set() or ended.wait(60.0))  # its one thread is busy
+    assert begun.wait(20.0)
+    starts.made[0].close()
+    plane.submit(0, first_rows(6), candidates).result()
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < 50.0
+    ended.set()
+    assert len(starts.made) == 1
+
+
 def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
