@@ -1,14 +1,16 @@
 """More GPUs than are here, as a formula: how many could share a replica, and what that would give.
 
-Nothing of it was measured on a GPU, and a body is shared by ranks on CPUs alone: it says what a
-plan can count on if both come, and what bounds it. A step reads the weights and the keys and values
-of all sequences once, each rank its part; ranks add up their sums twice a layer:
+Two GPUs were never measured: it says what a plan can count on, and what bounds it. A step reads the
+weights and the keys and values of all sequences once, each rank its part; ranks add up their sums
+twice a layer, each of which NCCL sends around a ring in the weights' own type:
 
-    step(rows) = bytes / (ranks * memory) + (2 L + 1) * (hop + 4 d rows log2(ranks) / link)
+    step(rows) = bytes / (ranks * memory)
+                 + (2 L + 1) * (hop + 2 (ranks - 1) / ranks * weight bytes * d * rows / link)
                  + 5 hops of the head's shards, one on each rank
 
 Published are the GPUs' memory and its bandwidth, the links and NCCL's latencies (docs/findings.md);
-the share of the bandwidth that a step gets is assumed; what the CPUs beside have to do is measured.
+the share of the bandwidth that a step gets was measured on one GPU of each type (docs/gpu.md), and
+what the CPUs beside have to do is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from lexshard.cluster.topology.tables import table
 
 GPUS_OF_A_NODE = 8
 RANKS = (1, 2, 4, 8)  # within a node
-BANDWIDTH_SHARE = 0.7  # assumed
 LINK = 450e9  # bytes a second to the others of a node, NVLink 4
 HOP, HOP_OF_A_LEVEL = 6.8e-6, 0.6e-6  # seconds
 HEAD_HOPS = 5
@@ -37,13 +38,15 @@ FRONT, DECISION = 48e-6, 8e-6
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Its memory in bytes, and how many of them it reads a second."""
+    """Its memory in bytes, how many of them it reads a second, and the share of these that a step
+    of an 8B model's shape read, with all that it launches."""
 
     memory: float
     bandwidth: float
+    share: float
 
 
-GPUS = {"h100": Gpu(80e9, 3.35e12), "h200": Gpu(141e9, 4.8e12)}
+GPUS = {"h100": Gpu(80e9, 3.35e12, 0.71), "h200": Gpu(141e9, 4.8e12, 0.65)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,12 @@ def forecast(
     read = (layers * model.weight_bytes + screen) / ranks
     levels = int(math.log2(ranks))
     exchanges = 2 * model.layers + 1
-    row_bytes = 4 * model.hidden_size * levels  # of an exchange
+    # Of an exchange, to the next rank of the ring.
+    row_bytes = 2 * (ranks - 1) / ranks * model.weight_bytes * model.hidden_size
     hop = HOP + levels * HOP_OF_A_LEVEL
 
     def step(rows: int) -> float:
-        reading = (read + rows * context * of_token) / (BANDWIDTH_SHARE * gpu.bandwidth)
+        reading = (read + rows * context * of_token) / (gpu.share * gpu.bandwidth)
         if ranks == 1:
             return reading
         return reading + exchanges * (hop + rows * row_bytes / LINK) + HEAD_HOPS * hop
@@ -106,7 +110,7 @@ def forecast(
         held,
         step(1),
         step(sequences),
-        float(exchanges * row_bytes),
+        exchanges * row_bytes,
     )
 
 
@@ -142,8 +146,9 @@ def describe(model: ModelSizes, found: Sequence[Forecast], name: str, context: i
         lines += [*_rows(own), _lost(own)]
     lines += [
         "",
-        "* the most. Not in it: launches, what the host does, draws that need every logit.",
-        "Ranks of a body are built for CPUs alone, shards of the head for both.",
+        "* the best. Each rank has a shard of the head beside it, and what is sent goes over the",
+        "links of its node; between nodes nothing is sent for a token. Not in it: what the host",
+        "does, draws that need every logit. Sums of several GPUs were never measured.",
     ]
     return "\n".join(lines)
 
@@ -157,15 +162,16 @@ def _rows(found: Sequence[Forecast]) -> list[str]:
             f"{each.replicas:,}",
             f"{each.sequences:,}",
             in_units(int(each.gpu_bytes)),
-            f"{1 / each.one:,.0f}{'*' if each is quickest else ' '}",
+            f"{1e3 * each.one:.2f}{'*' if each is quickest else ' '}",
+            f"{1e3 * each.full:.1f}",
             f"{each.tokens_per_second:,.0f}{'*' if each is busiest else ' '}",
             in_units(int(each.sent)),
             f"{each.cpus:,.0f}",
         ]
         for each in found
     ]
-    names = "ranks,replicas,sequences of each,weights of a GPU,tokens/s of one alone,"
-    return table(names + "tokens/s of all,sent by a rank per token,CPUs", *rows)
+    names = "ranks and shards,replicas,sequences of each,weights of a GPU,ms/token alone,"
+    return table(names + "full,tokens/s of all,sent by a rank per token,CPUs", *rows)
 
 
 def _lost(found: Sequence[Forecast]) -> str:
@@ -177,9 +183,9 @@ def _lost(found: Sequence[Forecast]) -> str:
     most, fewest = found[0].replicas, found[-1].replicas
     of_gpu = part(most) if most == fewest else f"{part(most)} to {part(fewest)}"
     return (
-        f"  lost: a GPU {of_gpu} (its replica's ranks form again, its sequences are computed anew),"
-        f" a node {part(_nodes(found[0].gpus))} (streams of its API processes break), Ray's head "
-        "all"
+        f"  lost: a GPU, its rank or its shard {of_gpu} (its replica forms again, its sequences are"
+        f" computed anew), a node {part(_nodes(found[0].gpus))} (streams of its API processes break)"
+        ", a sampler none (its sequences move to the others), Ray's head all"
     )
 
 

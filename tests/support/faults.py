@@ -92,6 +92,13 @@ class Listener(threading.Thread):
     def has_begun(self) -> bool:
         return len(self.text) > 100
 
+    def was_told_of_the_end(self) -> bool:
+        """Whether the server, which has been told to stop, let the text end, or said why not."""
+        last = self.events[-1]
+        if "error" in last:
+            return "shutting down" in last["error"]["message"]
+        return bool(last["choices"][0]["finish_reason"] == "length")
+
 
 def ask(server: Server, seconds: float = 30.0) -> int:
     """The status of a request for two tokens; 0 where there is no answer at all."""

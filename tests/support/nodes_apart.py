@@ -129,7 +129,13 @@ def _raylet(inside: tuple[str, ...], address: str, cpus: int, *where: str) -> It
     program = (str(Path(sys.executable).parent / "ray"), "start", "--block")
     process = subprocess.Popen(
         [*inside, *program, *where, f"--node-ip-address={address}", f"--num-cpus={cpus}"],
-        env={**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},  # more nodes than one
+        # More nodes than one; and no token that some Ray has left in this user's home, which a
+        # `ray start` takes up by itself, a driver that names an address does not.
+        env={
+            "RAY_AUTH_MODE": "disabled",
+            **os.environ,
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+        },
         stdout=subprocess.DEVNULL,
     )
     try:

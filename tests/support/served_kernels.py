@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,20 +60,25 @@ ATTENTION = {
 }
 HEADS = {
     "Llama 3.1 8B": HeadShape(128_256, 4_096),
+    "8B, shard of 8": HeadShape(16_032, 4_096),
     "Qwen 2.5 7B": HeadShape(151_936, 3_584),
     "Gemma 2 2B": HeadShape(262_144, 2_304, 30.0),
     "70B": HeadShape(128_256, 8_192),
     "70B, shard of 8": HeadShape(16_032, 8_192),
 }
 CONTEXT = 8192
-ROWS_OF_A_STEP = (1, 8, 64, 512)
+# Rows, and tokens of the widest context: each way of dividing keys among programs.
+STEPS = (
+    *((rows, CONTEXT) for rows in (1, 8, 64, 512)),
+    *((1, 131_072), (64, 1024), (512, 131_072)),
+)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int) -> None:
+def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int, context: int) -> None:
     key_cache, value_cache = allocate_cache(
         64, shape.kv_heads, shape.width, device=META, dtype=dtype
     )
@@ -83,7 +89,7 @@ def launch_attention(shape: AttentionShape, dtype: torch.dtype, rows: int) -> No
         query,
         key_cache,
         value_cache,
-        empty(min(rows, 64), CONTEXT // BLOCK_SIZE, dtype=torch.int32),
+        empty(min(rows, 64), context // BLOCK_SIZE, dtype=torch.int32),
         empty(rows, dtype=torch.int32),
         empty(rows, dtype=torch.int32),
         shape.width**-0.5,
@@ -163,9 +169,9 @@ def launch_dense_rows(shape: HeadShape, rows: int) -> None:
 
 def attention_cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:
     return {
-        f"{model}, {rows} rows": lambda shape=shape, rows=rows: launch_attention(shape, dtype, rows)
+        f"{model}, {rows} x {context}": partial(launch_attention, shape, dtype, rows, context)
         for model, shape in ATTENTION.items()
-        for rows in ROWS_OF_A_STEP
+        for rows, context in STEPS
     }
 
 
@@ -173,7 +179,7 @@ def head_cases(
     launch: Callable[[HeadShape, int], None], rows: Sequence[int] = (1, 8, 64)
 ) -> dict[str, Callable[[], None]]:
     return {
-        f"{model}, {count} rows": lambda shape=shape, count=count: launch(shape, count)
+        f"{model}, {count} rows": partial(launch, shape, count)
         for model, shape in HEADS.items()
         for count in rows
     }

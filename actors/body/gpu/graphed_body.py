@@ -46,8 +46,9 @@ class GraphedBody:
     the graphs of one cache are made.
 
     Graphs are made when a shape is first wanted. A model that cannot be recorded (it waits for the
-    device somewhere) is computed without: ``refusal`` says why. A shape alone that cannot be (there
-    is no memory left for it) is logged, and leaves the others their graphs. Steps of more rows than
+    device somewhere) is computed without: ``refusal`` says why, until another cache is tried. A
+    shape alone that cannot be (there is no memory left for it) leaves the others their graphs. Both
+    are logged. Steps of more rows than
     the largest bucket are computed without, too. With ``fixed_rows`` every step is computed in
     pieces of exactly so many rows: no library can choose another order of additions for another
     number of rows.
@@ -101,8 +102,8 @@ class GraphedBody:
         """Reserve ``num_blocks`` blocks and one more, for padding. Graphs of another cache go."""
         self._graphs.clear()
         self._unrecorded.clear()
-        if not self.refusal:
-            self._capture = self._new_capture()
+        self.refusal = ""
+        self._capture = self._new_capture()
         self._body.allocate_cache(num_blocks + 1)
         self._scratch_block = num_blocks
 
@@ -176,10 +177,11 @@ class GraphedBody:
         told = (str(error).splitlines() or ["its steps cannot be recorded"])[0]
         if self._graphs or isinstance(error, torch.OutOfMemoryError):
             self._unrecorded.add(shape)
-            logger.warning("steps of %d rows, %d sequences, %d blocks: no CUDA graph (%s)",
-                           *shape, told)  # fmt: skip
+            which = "steps of {} rows, {} sequences, {} blocks".format(*shape)
         else:
             self.refusal = told
+            which = "all steps, until another cache is allocated"
+        logger.warning("%s: no CUDA graph (%s)", which, told)
 
 
 def _sequences(count: int, rows: int) -> int:

@@ -181,6 +181,31 @@ def test_a_shape_without_room_for_its_graph_leaves_the_others_theirs(
     assert [each.message for each in caplog.records if "out of memory" in each.message] != []
 
 
+def test_a_step_that_could_not_be_recorded_is_tried_again_with_another_cache(
+    body: GeneralBody, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a driver says for once, of a first step, does not end graphs for good, nor silently."""
+    failed: list[RecordingCapture] = []
+
+    class FailingOnce(RecordingCapture):
+        def __call__(self, compute: Callable[[], torch.Tensor]) -> Any:
+            if not failed:
+                failed.append(self)
+                raise RuntimeError("CUDA driver error: out of memory")
+            return super().__call__(compute)
+
+    expected = run_mixed(body, TOKENS)
+    graphed = GraphedBody(body, FailingOnce)
+    assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
+    assert graphed.refusal == "CUDA driver error: out of memory"
+    assert not graphed._graphs
+    [told] = [each.message for each in caplog.records if "out of memory" in each.message]
+    assert told.startswith("all steps")
+    assert largest_difference(run_mixed(graphed, TOKENS), expected) < 1e-5
+    assert not graphed.refusal
+    assert graphed._graphs
+
+
 @pytest.mark.parametrize("fixed_rows", [None, 8])
 def test_a_body_that_fails_fails(
     body: GeneralBody, monkeypatch: pytest.MonkeyPatch, fixed_rows: int | None
