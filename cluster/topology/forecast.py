@@ -182,10 +182,11 @@ def _lost(found: Sequence[Forecast]) -> str:
 
     most, fewest = found[0].replicas, found[-1].replicas
     of_gpu = part(most) if most == fewest else f"{part(most)} to {part(fewest)}"
+    of_node = part(_nodes(found[0].gpus))
     return (
         f"  lost: a GPU, its rank or its shard {of_gpu} (its replica forms again, its sequences are"
-        f" computed anew), a node {part(_nodes(found[0].gpus))} (streams of its API processes break)"
-        ", a sampler none (its sequences move to the others), Ray's head all"
+        f" computed anew), a node {of_node} (streams of its API processes break), a sampler none"
+        " (its sequences move to the others), Ray's head all"
     )
 
 

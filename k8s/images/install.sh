@@ -22,7 +22,7 @@ fail() {
 variant=$1 checkout=$2 environment=$3
 case $variant in
 cpu) extra='[serve]' ;;
-cuda) extra='[gpu-cuda12]' ;;
+cuda) extra='[gpu-cuda13]' ;;
 *) fail "'$variant' is neither cpu nor cuda" ;;
 esac
 [ -f "$checkout/pyproject.toml" ] || fail "no checkout of lexshard at $checkout"
@@ -82,6 +82,14 @@ if [ "$variant" = cpu ]; then
         echo "install.sh: no $torch+cpu here, so torch brings CUDA, several GB; set TORCH_INDEX" >&2
 fi
 $pip install --constraint "$work/constraints.txt" "$work$extra"
+if [ "$variant" = cuda ]; then
+    # CuPy is that of one CUDA, the one that torch's wheel of this release is built for.
+    "$environment/bin/python" -c '
+import sys, torch
+built = torch.version.cuda
+sys.exit(f"torch {torch.__version__} is built for CUDA {built}, CuPy for 13" if str(built)[:3] != "13." else 0)
+' || fail "let pip find the torch of PyPI: no --find-links, no index of CPU builds"
+fi
 
 "$environment/bin/lexshard" config schema >/dev/null
 echo "$digest" >"$installed"

@@ -13,7 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.bare_debian import PACKAGES, command, install, make, missing, serve, stop
+from tests.support.bare_debian import (
+    CACHE,
+    CHECKOUT,
+    PACKAGES,
+    USER,
+    command,
+    install,
+    make,
+    missing,
+    serve,
+    stop,
+)
 from tests.support.manifests import K8S
 from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import listening
@@ -189,7 +200,7 @@ def test_cuda_gets_what_triton_compiles_its_launchers_with(tmp_path: Path) -> No
     """On the nodes of `ray up`, too, which run the same script."""
     asked, pip = installed(tmp_path / "bare", "cuda", headers=False)
     assert {"gcc", "libc6-dev", "python3-dev"} <= set(asked.split())
-    assert "[gpu-cuda12]" in pip
+    assert "[gpu-cuda13]" in pip
     asked, _ = installed(tmp_path / "complete", "cuda", headers=True)
     assert asked == ""
     asked, _ = installed(tmp_path / "cpu", "cpu", headers=False)
@@ -233,3 +244,27 @@ def test_a_bare_debian_becomes_a_server(tmp_path: Path) -> None:
         code = stop(process)
         print(log.read_text()[-3000:])
     assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_bare_debian_becomes_what_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The CUDA image's steps, without a GPU: torch and CuPy of one CUDA, kernels compiled to its
+    machine code by what the script has installed, NCCL found."""
+    why_not = missing()
+    if os.environ.get("TESTS_INSTALL_CUDA") != "1":
+        why_not = "TESTS_INSTALL_CUDA=1 downloads some GB"
+    if why_not:
+        pytest.skip(why_not)
+    root = tmp_path / "root"
+    make(root)
+    print(f"install.sh took {install(root, 'cuda'):.0f} s")
+    found = "import cupy, torch, triton; from cupy.cuda import nccl; print(nccl.get_version())"
+    subprocess.run(command(root, "python", "-c", found, user=USER), check=True, cwd="/")
+    kernels = f"cd {CHECKOUT}; exec python -W ignore -m tests.support.served_kernels rows"
+    caches = {"TRITON_CACHE_DIR": f"{CACHE}/triton", "NUMBA_CACHE_DIR": f"{CACHE}/numba"}
+    wanted = command(root, "sh", "-c", kernels, user=USER, **caches)
+    told = subprocess.run(wanted, check=True, cwd="/", capture_output=True, text=True).stdout
+    print(told)
+    assert "compute capability 9.0" in told
+    assert list((root / "cache" / "triton").rglob("*.cubin")), "compiled elsewhere"

@@ -1,7 +1,8 @@
-"""A bare Debian root, in which what the CPU image would do is done: its packages, its install
-script, its user, its server.
+"""A bare Debian root, in which what an image would do is done: its packages, its install script,
+its user, its server.
 
-``python -m tests.support.bare_debian ROOT`` does it in ROOT, which is made unless it is there.
+``python -m tests.support.bare_debian ROOT [cuda]`` does it in ROOT, which is made unless it is
+there.
 What is mounted and started there ends with the namespace that it is in.
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -26,6 +28,8 @@ CHECKOUT, HOME = "/checkout", "/opt/lexshard"
 ENVIRONMENT, CACHE = f"{HOME}/environment", "/cache"
 # How this machine reaches what it installs from.
 PASSED_ON = re.compile(r"PIP_\w+|\w*_PROXY|\w*_proxy|SSL_CERT_\w+|REQUESTS_CA_BUNDLE")
+# pip asks PyPI alone: wheels at hand are of torch without CUDA, as a rule.
+PUBLIC = {"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
 
 _IN_NAMESPACE = """
 mount -t proc proc "$1/proc"
@@ -104,7 +108,7 @@ def command(root: Path, *words: str, user: str | None = None, **more: str) -> li
     ]
 
 
-def install(root: Path) -> float:
+def install(root: Path, variant: Literal["cpu", "cuda"] = "cpu") -> float:
     """The steps of the Dockerfile; seconds of its install script."""
     user = "id lexshard 2>/dev/null || useradd --uid 1000 --create-home lexshard"
     folders = f"install --directory --owner lexshard {CACHE} /models"
@@ -115,7 +119,8 @@ def install(root: Path) -> float:
     started = time.monotonic()
     script = f"{CHECKOUT}/k8s/images/install.sh"
     # What pip finds here is what this machine has: it may reach no index of torch's.
-    wanted = command(root, "sh", script, "cpu", CHECKOUT, ENVIRONMENT, TORCH_INDEX="")
+    more = {"TORCH_INDEX": ""} if variant == "cpu" else PUBLIC
+    wanted = command(root, "sh", script, variant, CHECKOUT, ENVIRONMENT, **more)
     subprocess.run(wanted, check=True, cwd="/")
     seconds = time.monotonic() - started
     shutil.copytree(ROOT / "models", root / HOME[1:] / "models", dirs_exist_ok=True)
@@ -149,4 +154,5 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 if __name__ == "__main__":
     make(Path(sys.argv[1]))
-    print(f"install.sh took {install(Path(sys.argv[1])):.0f} s", flush=True)
+    wanted: Literal["cpu", "cuda"] = "cuda" if sys.argv[2:] == ["cuda"] else "cpu"
+    print(f"install.sh took {install(Path(sys.argv[1]), wanted):.0f} s", flush=True)
