@@ -48,7 +48,8 @@ BUDGETS = {
     # 180 for what an H100 found and faults that its roundings must not hide, 130 to say what is
     # slow and that checkouts share kernels, 60 for tests that cost less and caches not yet written,
     # 40 for a request that its replica takes along and then refuses, 230 for draws from nuclei,
-    # 390 for several steps at once, 200 for draws before masks, 40 for the CUDA image in a bare root
+    # 390 for several steps at once, 200 for draws before masks, 40 for the CUDA image
+    # in a bare root
 }
 
 
