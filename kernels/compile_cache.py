@@ -51,9 +51,10 @@ def _own_name() -> str:
 
 
 def compiled_folder() -> Path:
-    """Where compiled kernels are: ``NUMBA_CACHE_DIR``, else below the home folder, by sources."""
-    named = numba.config.CACHE_DIR
-    return Path(named) if named else home_folder() / _own_name()
+    """Where compiled kernels are, by sources: in ``NUMBA_CACHE_DIR``, else in the home folder."""
+    named = Path(numba.config.CACHE_DIR or home_folder())
+    # Whoever names what this function gave means that.
+    return named if named.name == _own_name() else named / _own_name()
 
 
 @functools.cache
@@ -68,7 +69,7 @@ class KernelLocator(UserProvidedCacheLocator):
         super().__init__(py_func, py_file)
         module, folder = py_func.__module__, compiled_folder()
         # What is no kernel may differ between checkouts with the same kernels.
-        shared = module.startswith(KERNELS) and folder.name == _own_name()
+        shared = module.startswith(KERNELS)
         self._cache_path = str(
             folder / (module if shared else self.get_suitable_cache_subpath(py_file))
         )

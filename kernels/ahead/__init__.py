@@ -70,7 +70,8 @@ def _compile_in_a_process(
     left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None], niceness: int = 0
 ) -> None:
     """One process that takes group after group; without this one, whose pipe it reads, it ends."""
-    command = [sys.executable, "-m", "lexshard.kernels.ahead.worker", str(niceness)]
+    # -P: nothing that lies in the current folder is taken for a module.
+    command = [sys.executable, "-P", "-m", "lexshard.kernels.ahead.worker", str(niceness)]
     with (
         suppress(BrokenPipeError, queue.Empty),  # it died; or there is nothing left
         subprocess.Popen(

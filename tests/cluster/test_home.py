@@ -33,7 +33,7 @@ def test_it_is_the_named_folder_else_one_in_the_users_cache(
     [
         ({"LEXSHARD_HOME": "home"}, "home/kernels-", "home/triton"),
         ({"LEXSHARD_HOME": "home", "TRITON_CACHE_DIR": "own"}, "home/kernels-", "own"),
-        ({"LEXSHARD_HOME": "home", "NUMBA_CACHE_DIR": "own"}, "own", "home/triton"),
+        ({"LEXSHARD_HOME": "home", "NUMBA_CACHE_DIR": "own"}, "own/kernels-", "home/triton"),
         ({"XDG_CACHE_HOME": "home"}, "home/lexshard/kernels-", ""),
     ],
 )

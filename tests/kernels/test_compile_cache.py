@@ -17,6 +17,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 from lexshard import kernels
+from lexshard.kernels.compile_cache import compiled_folder
 from lexshard.kernels.home import VARIABLE as HOME
 from tests.support.paths import ROOT
 
@@ -24,11 +25,10 @@ PROCESSES, KEYS = 4, 40
 
 SAVE = f"""
 import sys, time
-import numba, lexshard.kernels
+from lexshard.kernels.compile_cache import compiled_folder
 from numba.core.caching import IndexDataCacheFile
-folder, process, start = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-numba.config.CACHE_DIR = folder
-cache = IndexDataCacheFile(folder, "kernel", "stamp")
+process, start = int(sys.argv[1]), float(sys.argv[2])
+cache = IndexDataCacheFile(str(compiled_folder()), "kernel", "stamp")
 time.sleep(max(0.0, start - time.time()))
 for number in range({KEYS}):
     cache.save((process, number), ["code of", process, number])
@@ -38,12 +38,17 @@ for number in range({KEYS}):
 @pytest.mark.slow
 def test_whoever_saves_at_the_same_time_every_key_has_its_own_code(tmp_path: Path) -> None:
     start = str(time.time() + 4.0)  # when all have imported what they need
+    folder = tmp_path / compiled_folder().name
+    folder.mkdir()
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     savers = [
-        subprocess.Popen([sys.executable, "-c", SAVE, str(tmp_path), str(process), start], cwd=ROOT)
+        subprocess.Popen(
+            [sys.executable, "-c", SAVE, str(process), start], cwd=ROOT, env=environment
+        )
         for process in range(PROCESSES)
     ]
     assert [each.wait() for each in savers] == [0] * PROCESSES
-    cache = IndexDataCacheFile(str(tmp_path), "kernel", "stamp")
+    cache = IndexDataCacheFile(str(folder), "kernel", "stamp")
     for process in range(PROCESSES):
         for number in range(KEYS):
             assert cache.load((process, number)) == ["code of", process, number]
@@ -58,8 +63,12 @@ print(cache.cache_path, cache._impl.locator.get_source_stamp())
 """
 
 
-def test_checkouts_with_the_same_kernels_share_what_is_compiled(tmp_path: Path) -> None:
-    """Wherever they lie; one whose kernels differ has a folder of its own, whatever it changed."""
+@pytest.mark.parametrize("named", [None, "NUMBA_CACHE_DIR"])
+def test_checkouts_with_the_same_kernels_share_what_is_compiled(
+    tmp_path: Path, named: str | None
+) -> None:
+    """Wherever they lie; one whose kernels differ has a folder of its own, whatever it changed:
+    also in a folder that images of several releases share."""
 
     def where(root: Path) -> str:
         (root / "names").mkdir(exist_ok=True)
@@ -67,6 +76,8 @@ def test_checkouts_with_the_same_kernels_share_what_is_compiled(tmp_path: Path) 
         environment = {**os.environ, HOME: str(tmp_path / "home")}
         environment["PYTHONPATH"] = str(root / "names")
         environment.pop("NUMBA_CACHE_DIR", None)
+        if named is not None:
+            environment[named] = str(tmp_path / "home" / "compiled")
         command = [sys.executable, "-P", "-c", WHERE]
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True

@@ -114,5 +114,4 @@ def test_compiled_kernels_lie_in_the_cache_folder(tmp_path: Path, chosen: str | 
         text=True,
         check=True,
     )
-    expected = f"{tmp_path}/lexshard/kernels-" if chosen is None else str(tmp_path / chosen)
-    assert result.stdout.startswith(expected)
+    assert result.stdout.startswith(f"{tmp_path / (chosen or 'lexshard')}/kernels-")
