@@ -121,7 +121,7 @@ def _load_decoders(
     if options.ranks > 1 and place.type != "cpu" and find_spec("cupy") is None:
         raise ValueError(
             "--tensor-parallel on GPUs adds by NCCL through cupy, which is not installed: pip "
-            'install "lexshard[gpu-cuda12]", or gpu-cuda13'
+            f"install cupy-cuda{str(torch.version.cuda).split('.')[0]}x"
         )
     first = _first_layers_of(folder, options.dtype, place)
     proven = _prove_side_by_side(first, options.ranks)
