@@ -66,6 +66,7 @@ class Decoding(NamedTuple):
             top_p=0.95 if nucleus else 1.0,
             max_tokens=LONGEST // 4,  # more than are waited for
             ignore_eos=True,
+            logprobs=5 if self.wish == "log-probabilities" else None,
         )
 
 
@@ -77,6 +78,7 @@ DECODING = (
     Decoding(64, 32, "top-p 0.95"),
     Decoding(1, 3_000, "sampled"),
     Decoding(64, 1_024, "sampled"),
+    Decoding(64, 32, "log-probabilities"),
 )
 
 
