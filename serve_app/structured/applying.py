@@ -57,7 +57,8 @@ async def checked(call: HttpCall, constraint: Constraint) -> Constraint:
     """
     text, field, state = constraint.text(), constraint.field, call.state
     information, receive = state.information(), call.request.receive
-    compiled = await state.grammars.compiled(text, field, information, receive)
+    client = call.record.client
+    compiled = await state.grammars.compiled(text, field, information, receive, client)
     return replace(constraint, notes=checked_notes(compiled, constraint))
 
 
