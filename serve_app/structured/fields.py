@@ -81,8 +81,8 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(_Part):
-    """Exactly one constraint, and how its JSON is written; or only the latter, for a
-    ``response_format`` beside it."""
+    """Exactly one constraint, and how its JSON is written; or only the latter, for another field
+    beside it that asks for JSON."""
 
     json_: Annotated[Schema | str | None, Field(alias="json")] = None
     json_object: bool | None = None
