@@ -170,7 +170,7 @@ class Preparation:
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
-            None if constraint is None else constraint.text(),
+            constraint.text() if constraint is not None and constraint.held else None,
         )
         options = self._output_options()
         tokens = state.tokenizer.token_bytes

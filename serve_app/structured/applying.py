@@ -35,7 +35,8 @@ NEVER_ENDS = "what a reply must match says where it ends"
 async def constraint_of(
     call: HttpCall, fields: GenerationFields, around: Around | None
 ) -> Constraint | None:
-    """What the output of a request must match, compiled, with what was left to the model.
+    """What the output of a request must match, known to compile, with what was left to the model:
+    it may be all.
     ``around`` makes a grammar of the whole output from that of the answer in it.
 
     Raises:
@@ -49,8 +50,8 @@ async def constraint_of(
         constraint = await call.run(SHORT_TEXT + 1, work)
     if around is not None:
         constraint = around(constraint)
-    if constraint is None:
-        return None
+    if constraint is None or not constraint.held:
+        return constraint
     _check_beside(fields, constraint.field)
     return await checked(call, constraint)
 

@@ -65,6 +65,11 @@ class Constraint:
     notes: tuple[str, ...] = ()
     whole: str | None = None
 
+    @property
+    def held(self) -> bool:
+        """Whether there is a grammar, and not only notes."""
+        return bool(self.grammar or self.whole)
+
     def text(self) -> str:
         """The top-level grammar, as `SamplingParameters.grammar` takes it."""
         return self.whole or orjson.dumps({"grammars": [self.grammar]}).decode()

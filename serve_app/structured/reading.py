@@ -16,8 +16,6 @@ from lexshard.serve_app.structured.constraint import (
     MAX_GBNF_CHARACTERS,
     Constraint,
     check_size,
-    left_to_model,
-    not_held,
 )
 from lexshard.serve_app.structured.fields import (
     ConstraintFields,
@@ -30,8 +28,9 @@ from lexshard.serve_app.structured.formats import Format, FormatError, FormatGra
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,
+    check_held,
     json_grammar,
-    unheld_places,
+    unheld_notes,
 )
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -157,10 +156,9 @@ def _json(
 ) -> Constraint:
     schema = _object(schema, field)
     made = json_grammar(schema, style, strict=strict, field=field)
-    unheld = list(unheld_places(schema))
-    if strict and unheld:
-        raise bad_request(f"'{field}': {not_held(unheld[0])}", field)
-    return Constraint({"json_schema": made}, field, (schema,), tuple(map(left_to_model, unheld)))
+    if strict:
+        check_held(schema, field)
+    return Constraint({"json_schema": made}, field, (schema,), unheld_notes([schema]))
 
 
 def _object(value: Schema | str, field: str) -> Schema:
@@ -247,7 +245,7 @@ def _tagged(
     special = any(each.trigger in special_tokens for each in tags)
     lark = StructTag.to_grammar(tags, assume_special=special)
     schemas = tuple(structure.schema_ for structure in structures)
-    return Constraint({"lark_grammar": lark}, field, schemas)
+    return Constraint({"lark_grammar": lark}, field, schemas, unheld_notes(schemas))
 
 
 def _formatted(
@@ -266,4 +264,5 @@ def _formatted(
     except FormatError as error:
         raise bad_request(f"'{field}': {shortened(str(error))}", field) from error
     check_size(len(lark), field)
-    return Constraint({"lark_grammar": lark}, field, tuple(grammar.schemas))
+    schemas = tuple(grammar.schemas)
+    return Constraint({"lark_grammar": lark}, field, schemas, unheld_notes(schemas))

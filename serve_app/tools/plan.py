@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.structured.applying import checked
-from lexshard.serve_app.structured.constraint import Constraint, GrammarError
+from lexshard.serve_app.structured.constraint import Constraint, GrammarError, left_to_model
+from lexshard.serve_app.structured.schemas import check_held, unheld_notes
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, calls_grammar, reply_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
@@ -56,21 +57,37 @@ class ReplyPlan:
         )
 
     def around(self, answer: Constraint | None) -> Constraint | None:
-        """What whole replies must match where their answer must match ``answer``."""
+        """What whole replies must match where their answer must match ``answer``.
+
+        Raises:
+            ApiError: 400 naming a strict tool that no grammar holds.
+        """
         self._answer = answer
         offer = self._offer
         if offer is None and (answer is None or not self.reads):
             return answer
         if offer is not None and answer is None and self._free and not _insists(offer):
-            return None
+            return Constraint({}, "tools", notes=(left_to_model("how 'tools' are called"),))
         grammar = None if answer is None else answer.grammar
         text = reply_grammar(self._format, self._beginning, offer, grammar, self._loose)
         assert text is not None  # there is something to match
         schemas = [tool.parameters for tool in self._callable.values()]
+        notes = self._notes()
         if answer is not None:
             schemas += answer.schemas
+            notes += answer.notes
         field = "tools" if answer is None or offer is not None else answer.field
-        return Constraint(grammar or {}, field, tuple(schemas), whole=text)
+        return Constraint(grammar or {}, field, tuple(schemas), tuple(notes), text)
+
+    def _notes(self) -> list[str]:
+        """What the grammars of tools leave to the model and do not tell by themselves."""
+        for tool in self._callable.values():
+            if tool.strict and not tool.custom:
+                check_held(tool.parameters, f"{tool.place}.parameters")
+        others = [tool.parameters for tool in self._callable.values() if not tool.strict]
+        if self._loose and others:
+            return [left_to_model("what is in 'parameters' of tools without 'strict'")]
+        return [*unheld_notes(others)]
 
     async def relax(self, call: HttpCall, error: GrammarError) -> None:
         """Holds replies to less from now on, after ``error`` of their grammar: to the arguments of

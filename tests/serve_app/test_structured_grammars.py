@@ -266,6 +266,19 @@ def test_a_pattern_that_looks_around_leaves_the_rest_held() -> None:
     assert compiled(read(schema_format(held, strict=True)))[1] == ()
 
 
+def test_a_tag_tells_what_of_its_schemas_is_left_to_the_model() -> None:
+    schema = {"type": "string", "pattern": "^(?!x)"}
+    structures = [{"begin": "<", "schema": schema, "end": ""}]
+    for tag in (
+        {"triggers": ["<"], "structures": structures},
+        {"format": {"type": "json_schema", "json_schema": schema}},
+    ):
+        fields = {"response_format": {"type": "structural_tag", **tag}}
+        assert read(fields).notes == (
+            "'pattern' at '#/pattern' (it looks around) was left to the model",
+        )
+
+
 def test_what_a_grammar_holds_is_told_of_nothing() -> None:
     assert compiled(read(schema_format(POINT, strict=True)))[1] == ()
     three = {"minProperties": 2, "required": ["a", "b"]}

@@ -1,4 +1,5 @@
-"""Tools that are too much together: what a request costs until it is held to less, or refused."""
+"""Tools that are too much together: what a request costs until it is held to less, or refused, and
+what its reply says of that."""
 
 from __future__ import annotations
 
@@ -63,9 +64,12 @@ def ask(**fields: Any) -> Any:
 
 def test_many_slow_tools_cost_one_grammar_more(compiler: StandIn) -> None:
     compiler.most = 3
-    assert ask(tools=tools(512)).status_code == 200
+    reply = ask(tools=tools(512))
+    assert reply.status_code == 200
     assert len(compiler.asked) == 2
     assert "p511." not in compiler.asked[-1]
+    told = "what is in 'parameters' of tools without 'strict' was left to the model"
+    assert reply.json()["constraint_notes"] == [told]
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -99,6 +103,29 @@ def test_a_search_ends_where_tools_are_slow(compiler: StandIn) -> None:
     compiler.wrong, compiler.most = "p500.", 3
     assert ask(tools=tools(512)).status_code == 200  # its schema is not held to
     assert len(compiler.asked) == 3
+
+
+def test_a_reply_that_is_held_to_nothing_says_so(compiler: StandIn) -> None:
+    compiler.wrong = "FIRST"  # of a text beside calls
+    told = ["how 'tools' are called was left to the model"]
+    assert ask(tools=tools(3)).json()["constraint_notes"] == told
+    assert ask(tools=tools(3), ignore_eos=True).json()["constraint_notes"] == told
+
+
+def test_a_reply_says_what_of_tools_and_answer_no_grammar_holds(compiler: StandIn) -> None:
+    [tool] = tools(1)
+    tool["function"]["parameters"] = {"properties": {"a": {"pattern": "^(?!x)"}}}
+    schema = {"type": "object", "properties": {"b": {"type": "string", "pattern": "^(?=y)"}}}
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for_tool, for_answer = (
+        f"'pattern' at '#/properties/{name}/pattern' (it looks around) was left to the model"
+        for name in "ab"
+    )
+    assert ask(tools=[tool]).json()["constraint_notes"] == [for_tool]
+    assert ask(response_format=answer).json()["constraint_notes"] == [for_answer]
+    both = ask(tools=[tool], response_format=answer).json()["constraint_notes"]
+    assert both == [for_tool, for_answer]
+    assert compiler.asked
 
 
 def test_what_is_wrong_before_there_is_a_grammar_costs_none(compiler: StandIn) -> None:
