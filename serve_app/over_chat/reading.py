@@ -18,7 +18,8 @@ from lexshard.serve_app.openai.errors import (
     shortened,
     unknown_parameter,
 )
-from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, UNKNOWN_FIELD, WRONG_TYPE, Model
+from lexshard.serve_app.openai.known_fields import UNKNOWN_FIELD
+from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, WRONG_TYPE, Model
 
 
 def read_at(model: type[Model], value: Any, place: str = "") -> Model:

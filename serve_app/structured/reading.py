@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
+from lexshard.serve_app.openai.known_fields import UNKNOWN_FIELD
 from lexshard.serve_app.openai.protocol import read_object
 from lexshard.serve_app.structured.constraint import (
     MAX_GBNF_CHARACTERS,
@@ -219,6 +220,9 @@ def _tag(
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(map(str, problem["loc"]))
+        if problem["type"] == UNKNOWN_FIELD:
+            name = ".".join(filter(None, (field, path, problem["msg"])))
+            raise unknown_parameter(shortened(name), problem["ctx"]["near"]) from error
         raise bad_request(f"'{field}': '{shortened(path)}': {problem['msg']}", field) from error
     return _tagged(tag, style, field, special_tokens)
 
