@@ -20,8 +20,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from lexshard.serve_app.known_fields import known_fields
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.openai.known_fields import known_fields
 from lexshard.serve_app.openai.protocol import (
     HELLO,
     MAX_LOGPROBS,

@@ -35,7 +35,7 @@ from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.structured.applying import constraint_of
-from lexshard.serve_app.structured.constraint import Constraint, GrammarError
+from lexshard.serve_app.structured.constraint import Constraint, RefusedGrammarError
 from lexshard.serve_app.tools.plan import ReplyPlan
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -120,7 +120,7 @@ async def _constraint(
     while True:
         try:
             return await constraint_of(call, fields, around)
-        except GrammarError as error:
+        except RefusedGrammarError as error:
             if plan is None:
                 raise
             await plan.relax(call, error)

@@ -27,13 +27,13 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from lexshard.serve_app.known_fields import UNKNOWN_FIELD, known_fields
 from lexshard.serve_app.openai.errors import (
     bad_request,
     not_implemented,
     shortened,
     unknown_parameter,
 )
-from lexshard.serve_app.openai.known_fields import UNKNOWN_FIELD, known_fields
 from lexshard.serve_app.structured.fields import ConstraintFields
 
 MAX_CHOICES = 128

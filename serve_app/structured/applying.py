@@ -18,7 +18,7 @@ from lexshard.serve_app.openai.workers import SHORT_TEXT
 from lexshard.serve_app.structured.compiling import Compiled
 from lexshard.serve_app.structured.constraint import (
     Constraint,
-    GrammarError,
+    RefusedGrammarError,
     left_to_model,
     not_held,
 )
@@ -60,7 +60,7 @@ async def checked(call: HttpCall, constraint: Constraint) -> Constraint:
     """A constraint that is known to compile, with notes of what it leaves to the model.
 
     Raises:
-        GrammarError: 400 naming its field where it is no grammar.
+        RefusedGrammarError: 400 naming its field where it is no grammar.
         ApiError: 503 where too many wait.
     """
     text, field, state = constraint.text(), constraint.field, call.state
@@ -103,7 +103,7 @@ def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]
     """What the grammar of a constraint leaves to the model, a sentence each.
 
     Raises:
-        GrammarError: 400 naming the constraint's field where it is no grammar.
+        RefusedGrammarError: 400 naming the constraint's field where it is no grammar.
     """
     if compiled.error is not None:
         raise _refusal(compiled.error, constraint)
@@ -118,16 +118,16 @@ def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]
     return tuple(notes)
 
 
-def _refusal(error: str, constraint: Constraint) -> GrammarError:
+def _refusal(error: str, constraint: Constraint) -> RefusedGrammarError:
     field = constraint.field
     unheld = next(_unheld(error, constraint.schemas), None)
     if unheld is not None:
-        return GrammarError(f"'{field}': {not_held(unheld)}", field)
+        return RefusedGrammarError(f"'{field}': {not_held(unheld)}", field)
     if error.startswith(_PANIC):
         error = "it cannot be compiled"
     elif "recursion limit exceeded" in error:
         error = "it is nested too deeply"
-    return GrammarError(f"'{field}': {_line(error)}", field, error.startswith(TOO_MUCH))
+    return RefusedGrammarError(f"'{field}': {_line(error)}", field, error.startswith(TOO_MUCH))
 
 
 def _line(text: str) -> str:

@@ -22,7 +22,7 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 STACK_BYTES: Final = 2 * 1024 * 1024
 
 
-class GrammarError(ApiError):
+class RefusedGrammarError(ApiError):
     """400 for a grammar that ``field`` makes. ``too_much``: it may be one, and costs more than one
     may."""
 
@@ -33,11 +33,11 @@ class GrammarError(ApiError):
 
 def check_size(size: int, field: str) -> None:
     """Raises:
-    GrammarError: 400 naming ``field`` where it makes a grammar of more bytes than are compiled.
+    RefusedGrammarError: 400 naming ``field`` where its grammar has more bytes than are compiled.
     """
     if size > MAX_TEXT_BYTES:
         told = f"'{field}' makes a grammar of {size} bytes, more than {MAX_TEXT_BYTES}"
-        raise GrammarError(told, field, too_much=True)
+        raise RefusedGrammarError(told, field, too_much=True)
 
 
 def not_held(what: str) -> str:

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from lexshard.serve_app.structured.formats import Format, Part
+from lexshard.serve_app.structured.formats import ConstraintPart, Format
 
 Schema = dict[str, Any]
 Choices = Annotated[list[str], Field(fail_fast=True, min_length=1)]
 
 
-class JsonSchemaFormat(Part):
+class JsonSchemaFormat(ConstraintPart):
     """A schema by its name. ``strict`` asks for a grammar that holds all of it."""
 
     name: str | None = None
@@ -22,7 +22,7 @@ class JsonSchemaFormat(Part):
     strict: bool | None = None
 
 
-class TagStructure(Part):
+class TagStructure(ConstraintPart):
     """What stands between two texts."""
 
     begin: Annotated[str, Field(min_length=1)]
@@ -30,7 +30,7 @@ class TagStructure(Part):
     end: str
 
 
-class StructuralTag(Part):
+class StructuralTag(ConstraintPart):
     """A ``format``; or free text in which each of the ``triggers`` begins one of the
     ``structures``."""
 
@@ -52,19 +52,19 @@ class StructuralTag(Part):
         return self
 
 
-class TextFormat(Part):
+class TextFormat(ConstraintPart):
     """Nothing is asked for."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Part):
+class JsonObjectFormat(ConstraintPart):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonFormat(Part):
+class JsonFormat(ConstraintPart):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -76,7 +76,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(Part):
+class StructuredOutputs(ConstraintPart):
     """Exactly one constraint, and how its JSON is written; or only the latter, for another field
     beside it that asks for JSON."""
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lexshard.serve_app.openai.known_fields import known_fields
+from lexshard.serve_app.known_fields import known_fields
 
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[list[Name], Field(fail_fast=True, max_length=64)]
 Several = Annotated[list["Format"], Field(fail_fast=True, min_length=1)]
 
 
-class Part(BaseModel):
+class ConstraintPart(BaseModel):
     """An object of a request, of which null asks for nothing, whatever its name."""
 
     model_config = ConfigDict(
@@ -37,14 +37,14 @@ class Part(BaseModel):
         return known_fields(body, fields) if isinstance(body, dict) else body
 
 
-class ConstString(Part):
+class ConstString(ConstraintPart):
     """A text."""
 
     type: Literal["const_string"]
     value: str
 
 
-class JsonPart(Part):
+class JsonPart(ConstraintPart):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -52,21 +52,21 @@ class JsonPart(Part):
     style: Literal["json"] = "json"
 
 
-class RegexPart(Part):
+class RegexPart(ConstraintPart):
     """A text that a regular expression matches."""
 
     type: Literal["regex"]
     pattern: str
 
 
-class GrammarPart(Part):
+class GrammarPart(ConstraintPart):
     """What a grammar, Lark or GBNF, allows."""
 
     type: Literal["grammar"]
     grammar: str
 
 
-class AnyText(Part):
+class AnyText(ConstraintPart):
     """Any text without these."""
 
     type: Literal["any_text"]
@@ -74,28 +74,28 @@ class AnyText(Part):
     max_chars: Annotated[int | None, Field(ge=0, le=100_000)] = None
 
 
-class Sequenced(Part):
+class Sequenced(ConstraintPart):
     """One after the other."""
 
     type: Literal["sequence"]
     elements: Several
 
 
-class Alternatives(Part):
+class Alternatives(ConstraintPart):
     """One of several."""
 
     type: Literal["or"]
     elements: Several
 
 
-class Repeated(Part):
+class Repeated(ConstraintPart):
     """Once or not at all, at least once, or any number of times."""
 
     type: Literal["optional", "plus", "star"]
     content: Format
 
 
-class Counted(Part):
+class Counted(ConstraintPart):
     """``min`` to ``max`` times; -1: any number from ``min`` on."""
 
     type: Literal["repeat"]
@@ -104,7 +104,7 @@ class Counted(Part):
     content: Format
 
 
-class Tag(Part):
+class Tag(ConstraintPart):
     """What stands between two texts; any of several may end it."""
 
     type: Literal["tag"] = "tag"
@@ -116,7 +116,7 @@ class Tag(Part):
 Tags = Annotated[list[Tag], Field(fail_fast=True, min_length=1)]
 
 
-class TriggeredTags(Part):
+class TriggeredTags(ConstraintPart):
     """Free text, in which each trigger begins one of the tags."""
 
     type: Literal["triggered_tags"]
@@ -127,7 +127,7 @@ class TriggeredTags(Part):
     excludes: Names = []
 
 
-class SeparatedTags(Part):
+class SeparatedTags(ConstraintPart):
     """Tags and nothing else, with a separator between two of them."""
 
     type: Literal["tags_with_separator"]

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from lexshard.serve_app.known_fields import UNKNOWN_FIELD
 from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
-from lexshard.serve_app.openai.known_fields import UNKNOWN_FIELD
 from lexshard.serve_app.openai.protocol import read_object
 from lexshard.serve_app.structured.constraint import (
     MAX_GBNF_CHARACTERS,

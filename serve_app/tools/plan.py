@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.structured.applying import checked
-from lexshard.serve_app.structured.constraint import Constraint, GrammarError, left_to_model
+from lexshard.serve_app.structured.constraint import Constraint, RefusedGrammarError, left_to_model
 from lexshard.serve_app.structured.schemas import check_held, unheld_notes
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, calls_grammar, reply_grammar
@@ -89,7 +89,7 @@ class ReplyPlan:
             return [left_to_model("what is in 'parameters' of tools without 'strict'")]
         return [*unheld_notes(others)]
 
-    async def relax(self, call: HttpCall, error: GrammarError) -> None:
+    async def relax(self, call: HttpCall, error: RefusedGrammarError) -> None:
         """Holds replies to less from now on, after ``error`` of their grammar: to the arguments of
         strict functions alone, then to nothing.
 
@@ -108,11 +108,11 @@ class ReplyPlan:
 
     async def _blame(self, call: HttpCall) -> None:
         """Finds out which tool it is, or whether it is the answer, that replies cannot be held to.
-        It may be none of them, but all together. A dozen grammars are compiled for 512 tools, and
-        no more once some are too much.
+        It may be none of them, but all together. Of tools, halves are compiled, halves of these,
+        and so on: what all cost together, once more. Where some are too much, no further.
 
         Raises:
-            GrammarError: 400 naming its field.
+            RefusedGrammarError: 400 naming its field.
         """
         if self._answer is not None:
             await checked(call, self._answer)
@@ -121,9 +121,9 @@ class ReplyPlan:
         while wrong - fine > 1:
             middle = (fine + wrong) // 2
             try:
-                await self._check(call, tools[:middle])
+                await self._check(call, tools[fine:middle])
                 fine = middle
-            except GrammarError as error:
+            except RefusedGrammarError as error:
                 if error.too_much:
                     return
                 wrong = middle
@@ -132,7 +132,7 @@ class ReplyPlan:
 
     async def _check(self, call: HttpCall, tools: Sequence[OfferedTool]) -> None:
         """Raises:
-        GrammarError: 400 naming the first of ``tools`` where they cannot be held to.
+        RefusedGrammarError: 400 naming the first of ``tools`` where they cannot be held to.
         """
         field = f"{tools[0].place}.{'format' if tools[0].custom else 'parameters'}"
         text = calls_grammar(self._format, tools, self._loose)
