@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from lexshard.serve_app.known_fields import known_fields
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
     HELLO,
@@ -31,7 +32,6 @@ from lexshard.serve_app.openai.protocol import (
     NotImplementedField,
     StrictModel,
     TokenizeFields,
-    known_fields,
     read_object,
     shown_as,
 )

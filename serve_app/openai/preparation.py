@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from starlette.types import ASGIApp
@@ -19,7 +18,7 @@ from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket, waiting_cost
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.choice import Choice, OutputOptions
-from lexshard.serve_app.openai.errors import ApiError, bad_request, context_length_exceeded
+from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.parameters import check_common, random_seed, sampling_parameters
@@ -36,7 +35,7 @@ from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.structured.applying import constraint_of
-from lexshard.serve_app.structured.constraint import Constraint
+from lexshard.serve_app.structured.constraint import Constraint, RefusedGrammarError
 from lexshard.serve_app.tools.plan import ReplyPlan
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -121,12 +120,10 @@ async def _constraint(
     while True:
         try:
             return await constraint_of(call, fields, around)
-        except ApiError as error:
-            if plan is None or error.status != HTTPStatus.BAD_REQUEST:
+        except RefusedGrammarError as error:
+            if plan is None:
                 raise
-            await plan.blame(call)
-            if not plan.loosen():
-                raise
+            await plan.relax(call, error)
 
 
 class Preparation:
@@ -173,7 +170,7 @@ class Preparation:
             self._wanted.prompt_logprobs,
             self.information,
             bad_words,
-            None if constraint is None else constraint.text(),
+            constraint.text() if constraint is not None and constraint.held else None,
         )
         options = self._output_options()
         tokens = state.tokenizer.token_bytes

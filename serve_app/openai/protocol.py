@@ -11,7 +11,7 @@ looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from lexshard.cluster.nearest import did_you_mean
+from lexshard.serve_app.known_fields import UNKNOWN_FIELD, known_fields
 from lexshard.serve_app.openai.errors import (
     bad_request,
     not_implemented,
@@ -73,7 +73,6 @@ Prompts = (
 )
 Model = TypeVar("Model", bound="StrictModel")
 # Errors of our own, beside pydantic's.
-UNKNOWN_FIELD: Final = "unknown_field"
 NOT_IMPLEMENTED: Final = "not_implemented"
 WRONG_TYPE = "_type"  # so end the names of pydantic's errors about types
 
@@ -122,18 +121,6 @@ def told_as(kind: Any) -> BeforeValidator:
 
 def _unchanged(value: Any) -> Any:
     return value
-
-
-def known_fields(body: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what is unknown and null. One that is not ends the matter: a million of them would
-    each become an error."""
-    if body.keys() <= fields.keys():
-        return body
-    for name, value in body.items():
-        if name not in fields and value is not None:
-            near = did_you_mean(name, fields)
-            raise PydanticCustomError(UNKNOWN_FIELD, "{name}", {"name": name, "near": near})
-    return {name: value for name, value in body.items() if name in fields}
 
 
 class StrictModel(BaseModel):

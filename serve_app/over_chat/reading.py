@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from lexshard.serve_app.known_fields import UNKNOWN_FIELD
 from lexshard.serve_app.openai.errors import (
     ApiError,
     bad_request,
@@ -18,7 +19,7 @@ from lexshard.serve_app.openai.errors import (
     shortened,
     unknown_parameter,
 )
-from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, UNKNOWN_FIELD, WRONG_TYPE, Model
+from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, WRONG_TYPE, Model
 
 
 def read_at(model: type[Model], value: Any, place: str = "") -> Model:

@@ -87,7 +87,7 @@ async def _check_grammars(call: HttpCall, replays: list[Replay]) -> None:
         if grammar is not None:
             field, information = f"receipts.{number}", call.state.information()
             compiled = await call.state.grammars.compiled(
-                grammar, field, information, call.request.receive
+                grammar, field, information, call.request.receive, call.record.client
             )
             if compiled.error is not None:
                 raise bad_request(f"'{field}': its grammar is none: {compiled.error}", "receipts")

@@ -12,12 +12,18 @@ from typing import Any
 import orjson
 
 from lexshard.serve_app.http_call import HttpCall
-from lexshard.serve_app.openai.errors import ApiError, bad_request, shortened
+from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import GenerationFields
 from lexshard.serve_app.openai.workers import SHORT_TEXT
 from lexshard.serve_app.structured.compiling import Compiled
-from lexshard.serve_app.structured.constraint import Constraint, left_to_model, not_held
+from lexshard.serve_app.structured.constraint import (
+    Constraint,
+    RefusedGrammarError,
+    left_to_model,
+    not_held,
+)
 from lexshard.serve_app.structured.fields import ConstraintFields
+from lexshard.serve_app.structured.grammar_process import TOO_MUCH
 from lexshard.serve_app.structured.reading import read_constraint
 from lexshard.serve_app.structured.schemas import parts
 
@@ -29,7 +35,8 @@ NEVER_ENDS = "what a reply must match says where it ends"
 async def constraint_of(
     call: HttpCall, fields: GenerationFields, around: Around | None
 ) -> Constraint | None:
-    """What the output of a request must match, compiled, with what was left to the model.
+    """What the output of a request must match, known to compile, with what was left to the model:
+    it may be all.
     ``around`` makes a grammar of the whole output from that of the answer in it.
 
     Raises:
@@ -43,8 +50,8 @@ async def constraint_of(
         constraint = await call.run(SHORT_TEXT + 1, work)
     if around is not None:
         constraint = around(constraint)
-    if constraint is None:
-        return None
+    if constraint is None or not constraint.held:
+        return constraint
     _check_beside(fields, constraint.field)
     return await checked(call, constraint)
 
@@ -53,11 +60,13 @@ async def checked(call: HttpCall, constraint: Constraint) -> Constraint:
     """A constraint that is known to compile, with notes of what it leaves to the model.
 
     Raises:
-        ApiError: 400 naming its field where it is no grammar; 503 where too many wait.
+        RefusedGrammarError: 400 naming its field where it is no grammar.
+        ApiError: 503 where too many wait.
     """
     text, field, state = constraint.text(), constraint.field, call.state
     information, receive = state.information(), call.request.receive
-    compiled = await state.grammars.compiled(text, field, information, receive)
+    client = call.record.client
+    compiled = await state.grammars.compiled(text, field, information, receive, client)
     return replace(constraint, notes=checked_notes(compiled, constraint))
 
 
@@ -94,7 +103,7 @@ def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]
     """What the grammar of a constraint leaves to the model, a sentence each.
 
     Raises:
-        ApiError: 400 naming the constraint's field where it is no grammar.
+        RefusedGrammarError: 400 naming the constraint's field where it is no grammar.
     """
     if compiled.error is not None:
         raise _refusal(compiled.error, constraint)
@@ -109,16 +118,16 @@ def checked_notes(compiled: Compiled, constraint: Constraint) -> tuple[str, ...]
     return tuple(notes)
 
 
-def _refusal(error: str, constraint: Constraint) -> ApiError:
+def _refusal(error: str, constraint: Constraint) -> RefusedGrammarError:
     field = constraint.field
     unheld = next(_unheld(error, constraint.schemas), None)
     if unheld is not None:
-        return bad_request(f"'{field}': {not_held(unheld)}", field)
+        return RefusedGrammarError(f"'{field}': {not_held(unheld)}", field)
     if error.startswith(_PANIC):
         error = "it cannot be compiled"
     elif "recursion limit exceeded" in error:
         error = "it is nested too deeply"
-    return bad_request(f"'{field}': {_line(error)}", field)
+    return RefusedGrammarError(f"'{field}': {_line(error)}", field, error.startswith(TOO_MUCH))
 
 
 def _line(text: str) -> str:

@@ -19,7 +19,7 @@ from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.grammar.limits import PARSER
 from lexshard.serve_app.openai.errors import overloaded
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from lexshard.serve_app.openai.workers import SHORT_TEXT, Receive, TextWorkers
+from lexshard.serve_app.openai.workers import Receive
 from lexshard.serve_app.structured import grammar_process
 from lexshard.serve_app.structured.constraint import (
     MAX_BYTES,
@@ -27,10 +27,13 @@ from lexshard.serve_app.structured.constraint import (
     STACK_BYTES,
     check_size,
 )
+from lexshard.serve_app.structured.turns import FairWorker
 
 REMEMBERED = 512  # grammars
-# Of grammars that wait for their turn: thirty seconds of the slowest.
+# Of one client's grammars that wait: a thousand of the shortest. Clients take turns: however slow
+# these are, another waits half a second for them at most.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
+LEAST_BYTES = 4096  # however short, one may take long
 # The first grammar waits for the tokenizer of another process.
 PATIENCE_SECONDS = 30.0
 
@@ -49,19 +52,19 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._worker = TextWorkers(threads=1, max_waiting_bytes=MAX_WAITING_BYTES)
+        self._worker = FairWorker(MAX_WAITING_BYTES)
         self._remembered: OrderedDict[bytes, Compiled] = OrderedDict()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     async def compiled(
-        self, text: str, field: str, information: EngineInformation, receive: Receive
+        self, text: str, field: str, information: EngineInformation, receive: Receive, client: str
     ) -> Compiled:
-        """What comes of a top-level grammar, which ``field`` asked for; ``receive`` tells whether
-        the client is there.
+        """What comes of a top-level grammar, which ``field`` of a request of ``client`` asked for;
+        ``receive`` tells whether the client is there.
 
         Raises:
-            ApiError: 400 for a text that is too long, 503 where too many wait.
+            ApiError: 400 for a text that is too long, 503 where too many of the client's wait.
             ClientDisconnectedError: the client left.
         """
         data = text.encode()
@@ -69,9 +72,8 @@ class GrammarCompiler:
         name = hashlib.blake2b(data).digest()
         known = self._recalled(name)
         if known is None:
-            size = max(len(data), SHORT_TEXT + 1)  # however short, it may take long
             work = partial(self._compile, name, text, information)
-            known = await self._worker.run(size, work, receive)
+            known = await self._worker.run(client, max(len(data), LEAST_BYTES), work, receive)
         return known
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from lexshard.serve_app.openai.errors import bad_request
+from lexshard.serve_app.openai.errors import ApiError
 
 # What a grammar may cost, as measured on one core of an AMD EPYC with 128,000 tokens.
 # Of a top-level grammar. One of 100 KiB that is no attack (thousands of choices, hundreds of
@@ -22,14 +22,22 @@ MAX_BYTES: Final = 256 * 1024 * 1024
 STACK_BYTES: Final = 2 * 1024 * 1024
 
 
+class RefusedGrammarError(ApiError):
+    """400 for a grammar that ``field`` makes. ``too_much``: it may be one, and costs more than one
+    may."""
+
+    def __init__(self, message: str, field: str, too_much: bool = False) -> None:
+        super().__init__(400, message, field, code="invalid_value")
+        self.too_much = too_much
+
+
 def check_size(size: int, field: str) -> None:
     """Raises:
-    ApiError: 400 naming ``field`` where it makes a grammar of more bytes than are compiled.
+    RefusedGrammarError: 400 naming ``field`` where its grammar has more bytes than are compiled.
     """
     if size > MAX_TEXT_BYTES:
-        raise bad_request(
-            f"'{field}' makes a grammar of {size} bytes, more than {MAX_TEXT_BYTES}", field
-        )
+        told = f"'{field}' makes a grammar of {size} bytes, more than {MAX_TEXT_BYTES}"
+        raise RefusedGrammarError(told, field, too_much=True)
 
 
 def not_held(what: str) -> str:
@@ -56,6 +64,11 @@ class Constraint:
     schemas: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     whole: str | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether there is a grammar, and not only notes."""
+        return bool(self.grammar or self.whole)
 
     def text(self) -> str:
         """The top-level grammar, as `SamplingParameters.grammar` takes it."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from lexshard.serve_app.structured.formats import Format
+from lexshard.serve_app.structured.formats import ConstraintPart, Format
 
 Schema = dict[str, Any]
 Choices = Annotated[list[str], Field(fail_fast=True, min_length=1)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class JsonSchemaFormat(_Part):
+class JsonSchemaFormat(ConstraintPart):
     """A schema by its name. ``strict`` asks for a grammar that holds all of it."""
 
     name: str | None = None
@@ -26,7 +22,7 @@ class JsonSchemaFormat(_Part):
     strict: bool | None = None
 
 
-class TagStructure(_Part):
+class TagStructure(ConstraintPart):
     """What stands between two texts."""
 
     begin: Annotated[str, Field(min_length=1)]
@@ -34,7 +30,7 @@ class TagStructure(_Part):
     end: str
 
 
-class StructuralTag(_Part):
+class StructuralTag(ConstraintPart):
     """A ``format``; or free text in which each of the ``triggers`` begins one of the
     ``structures``."""
 
@@ -56,19 +52,19 @@ class StructuralTag(_Part):
         return self
 
 
-class TextFormat(_Part):
+class TextFormat(ConstraintPart):
     """Nothing is asked for."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Part):
+class JsonObjectFormat(ConstraintPart):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonFormat(_Part):
+class JsonFormat(ConstraintPart):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -80,9 +76,9 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(_Part):
-    """Exactly one constraint, and how its JSON is written; or only the latter, for a
-    ``response_format`` beside it."""
+class StructuredOutputs(ConstraintPart):
+    """Exactly one constraint, and how its JSON is written; or only the latter, for another field
+    beside it that asks for JSON."""
 
     json_: Annotated[Schema | str | None, Field(alias="json")] = None
     json_object: bool | None = None

@@ -11,25 +11,40 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lexshard.serve_app.known_fields import known_fields
 
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[list[Name], Field(fail_fast=True, max_length=64)]
 Several = Annotated[list["Format"], Field(fail_fast=True, min_length=1)]
 
 
-class _Format(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class ConstraintPart(BaseModel):
+    """An object of a request, of which null asks for nothing, whatever its name."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, body: Any) -> Any:
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        return known_fields(body, fields) if isinstance(body, dict) else body
 
 
-class ConstString(_Format):
+class ConstString(ConstraintPart):
     """A text."""
 
     type: Literal["const_string"]
     value: str
 
 
-class JsonPart(_Format):
+class JsonPart(ConstraintPart):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
@@ -37,21 +52,21 @@ class JsonPart(_Format):
     style: Literal["json"] = "json"
 
 
-class RegexPart(_Format):
+class RegexPart(ConstraintPart):
     """A text that a regular expression matches."""
 
     type: Literal["regex"]
     pattern: str
 
 
-class GrammarPart(_Format):
+class GrammarPart(ConstraintPart):
     """What a grammar, Lark or GBNF, allows."""
 
     type: Literal["grammar"]
     grammar: str
 
 
-class AnyText(_Format):
+class AnyText(ConstraintPart):
     """Any text without these."""
 
     type: Literal["any_text"]
@@ -59,28 +74,28 @@ class AnyText(_Format):
     max_chars: Annotated[int | None, Field(ge=0, le=100_000)] = None
 
 
-class Sequenced(_Format):
+class Sequenced(ConstraintPart):
     """One after the other."""
 
     type: Literal["sequence"]
     elements: Several
 
 
-class Alternatives(_Format):
+class Alternatives(ConstraintPart):
     """One of several."""
 
     type: Literal["or"]
     elements: Several
 
 
-class Repeated(_Format):
+class Repeated(ConstraintPart):
     """Once or not at all, at least once, or any number of times."""
 
     type: Literal["optional", "plus", "star"]
     content: Format
 
 
-class Counted(_Format):
+class Counted(ConstraintPart):
     """``min`` to ``max`` times; -1: any number from ``min`` on."""
 
     type: Literal["repeat"]
@@ -89,7 +104,7 @@ class Counted(_Format):
     content: Format
 
 
-class Tag(_Format):
+class Tag(ConstraintPart):
     """What stands between two texts; any of several may end it."""
 
     type: Literal["tag"] = "tag"
@@ -101,7 +116,7 @@ class Tag(_Format):
 Tags = Annotated[list[Tag], Field(fail_fast=True, min_length=1)]
 
 
-class TriggeredTags(_Format):
+class TriggeredTags(ConstraintPart):
     """Free text, in which each trigger begins one of the tags."""
 
     type: Literal["triggered_tags"]
@@ -112,7 +127,7 @@ class TriggeredTags(_Format):
     excludes: Names = []
 
 
-class SeparatedTags(_Format):
+class SeparatedTags(ConstraintPart):
     """Tags and nothing else, with a separator between two of them."""
 
     type: Literal["tags_with_separator"]

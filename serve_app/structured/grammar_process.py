@@ -17,10 +17,12 @@ import signal
 import sys
 from typing import Any, BinaryIO
 
+TOO_MUCH = "it takes too"  # so begins what is told of grammars that cost more than they may
+_TOO_LARGE = f"{TOO_MUCH} much memory to compile"
 FAULT_SIGNALS = {
-    signal.SIGPROF: "it takes too long to compile",
-    signal.SIGABRT: "it takes too much memory to compile",
-    signal.SIGKILL: "it takes too much memory to compile",
+    signal.SIGPROF: f"{TOO_MUCH} long to compile",
+    signal.SIGABRT: _TOO_LARGE,
+    signal.SIGKILL: _TOO_LARGE,
     signal.SIGSEGV: "it is nested too deeply",
     signal.SIGBUS: "it is nested too deeply",
 }
@@ -89,7 +91,7 @@ def _in_fork(tokenizer: Any, limits: Any, bounds: dict[str, Any], text: str) -> 
         why = FAULT_SIGNALS.get(signal.Signals(os.WTERMSIG(status)), "it cannot be compiled")
         return {"error": why, "warnings": []}
     if not told.endswith(b"\n"):
-        return {"error": "it takes too much memory to compile", "warnings": []}
+        return {"error": _TOO_LARGE, "warnings": []}
     answer: dict[str, Any] = json.loads(told)
     return answer
 

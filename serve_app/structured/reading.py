@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import orjson
 from pydantic import ValidationError
 
-from lexshard.serve_app.openai.errors import bad_request, shortened
+from lexshard.serve_app.known_fields import UNKNOWN_FIELD
+from lexshard.serve_app.openai.errors import bad_request, shortened, unknown_parameter
 from lexshard.serve_app.openai.protocol import read_object
 from lexshard.serve_app.structured.constraint import (
     MAX_GBNF_CHARACTERS,
     Constraint,
     check_size,
-    left_to_model,
-    not_held,
 )
 from lexshard.serve_app.structured.fields import (
     ConstraintFields,
@@ -30,8 +29,9 @@ from lexshard.serve_app.structured.formats import Format, FormatError, FormatGra
 from lexshard.serve_app.structured.schemas import (
     WHITESPACE,
     JsonStyle,
+    check_held,
     json_grammar,
-    unheld_places,
+    unheld_notes,
 )
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -49,12 +49,19 @@ def read_constraint(
     Raises:
         ApiError: 400 naming the field for several constraints at once, or for one that is none.
     """
-    asked = [*_openai(fields, special_tokens), *_outputs(fields, special_tokens), *_guided(fields)]
-    if len(asked) > 1:
-        first, second = asked[0][0], asked[1][0]
-        raise bad_request(f"'{second}' cannot be used beside '{first}'", second)
-    if asked:
-        return asked[0][1]()
+    style, options = _style(fields)
+    asked = [
+        *_openai(fields, style, special_tokens),
+        *_outputs(fields, style, special_tokens),
+        *_guided(fields, style),
+    ]
+    _check_one([name for name, _ in asked])
+    for name, reader in asked:
+        constraint = reader()
+        if options and not constraint.schemas:
+            told = f"'{options[0]}' has no effect beside '{name}', which asks for no JSON"
+            raise bad_request(told, options[0])
+        return constraint
     if fields.structured_outputs is not None:
         raise bad_request(
             "'structured_outputs' needs one of 'json', 'json_object', 'regex', 'choice', "
@@ -63,14 +70,44 @@ def read_constraint(
         )
     if fields.guided_whitespace_pattern is not None:
         raise bad_request(
-            "'guided_whitespace_pattern' needs 'guided_json'", "guided_whitespace_pattern"
+            "'guided_whitespace_pattern' needs 'guided_json', or another field that asks for JSON",
+            "guided_whitespace_pattern",
         )
     return None
 
 
-def _openai(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tuple[str, Reader]]:
+def _check_one(names: Sequence[str]) -> None:
+    """Raises:
+    ApiError: 400 naming the second of several fields.
+    """
+    if len(names) > 1:
+        raise bad_request(f"'{names[1]}' cannot be used beside '{names[0]}'", names[1])
+
+
+def _style(fields: ConstraintFields) -> tuple[JsonStyle, list[str]]:
+    """How JSON is written, and the fields that say so.
+
+    Raises:
+        ApiError: 400 for two that contradict each other.
+    """
+    wanted = fields.structured_outputs or StructuredOutputs()
+    asked = {
+        "guided_whitespace_pattern": fields.guided_whitespace_pattern,
+        "structured_outputs.whitespace_pattern": wanted.whitespace_pattern,
+        "structured_outputs.disable_any_whitespace": "" if wanted.disable_any_whitespace else None,
+    }
+    spaces = {name: pattern for name, pattern in asked.items() if pattern is not None}
+    _check_one([*spaces])
+    closed = ["structured_outputs.disable_additional_properties"]
+    closed = closed if wanted.disable_additional_properties else []
+    space = next(iter(spaces.values()), WHITESPACE) or None
+    return JsonStyle(space, additional=not closed), [*spaces, *closed]
+
+
+def _openai(
+    fields: ConstraintFields, style: JsonStyle, specials: Collection[str]
+) -> Iterator[tuple[str, Reader]]:
     wanted, name = fields.response_format, "response_format"
-    style = _style(fields.structured_outputs)
     if isinstance(wanted, StructuralTag):
         yield name, lambda: _tagged(wanted, style, name, specials)
     elif isinstance(wanted, JsonFormat):
@@ -82,11 +119,12 @@ def _openai(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tup
         yield name, partial(_json, ANY_OBJECT, style, name)
 
 
-def _outputs(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tuple[str, Reader]]:
-    wanted = fields.structured_outputs
+def _outputs(
+    fields: ConstraintFields, style: JsonStyle, specials: Collection[str]
+) -> Iterator[tuple[str, Reader]]:
+    wanted, name = fields.structured_outputs, "structured_outputs"
     if wanted is None:
         return
-    style, name = _style(wanted), "structured_outputs"
     if wanted.json_ is not None:
         yield f"{name}.json", partial(_json, wanted.json_, style, f"{name}.json")
     if wanted.json_object:
@@ -97,9 +135,8 @@ def _outputs(fields: ConstraintFields, specials: Collection[str]) -> Iterator[tu
     yield from _texts(name + ".", wanted.regex, wanted.choice, wanted.grammar)
 
 
-def _guided(fields: ConstraintFields) -> Iterator[tuple[str, Reader]]:
+def _guided(fields: ConstraintFields, style: JsonStyle) -> Iterator[tuple[str, Reader]]:
     if fields.guided_json is not None:
-        style = JsonStyle(fields.guided_whitespace_pattern or WHITESPACE)
         yield "guided_json", partial(_json, fields.guided_json, style, "guided_json")
     yield from _texts("guided_", fields.guided_regex, fields.guided_choice, fields.guided_grammar)
 
@@ -115,22 +152,14 @@ def _texts(
         yield f"{prefix}grammar", partial(_grammar, grammar, f"{prefix}grammar")
 
 
-def _style(wanted: StructuredOutputs | None) -> JsonStyle:
-    if wanted is None:
-        return JsonStyle()
-    space = None if wanted.disable_any_whitespace else wanted.whitespace_pattern or WHITESPACE
-    return JsonStyle(space, additional=not wanted.disable_additional_properties)
-
-
 def _json(
     schema: Schema | str, style: JsonStyle, field: str, *, strict: bool = False
 ) -> Constraint:
     schema = _object(schema, field)
     made = json_grammar(schema, style, strict=strict, field=field)
-    unheld = list(unheld_places(schema))
-    if strict and unheld:
-        raise bad_request(f"'{field}': {not_held(unheld[0])}", field)
-    return Constraint({"json_schema": made}, field, (schema,), tuple(map(left_to_model, unheld)))
+    if strict:
+        check_held(schema, field)
+    return Constraint({"json_schema": made}, field, (schema,), unheld_notes([schema]))
 
 
 def _object(value: Schema | str, field: str) -> Schema:
@@ -191,6 +220,9 @@ def _tag(
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(map(str, problem["loc"]))
+        if problem["type"] == UNKNOWN_FIELD:
+            name = ".".join(filter(None, (field, path, problem["msg"])))
+            raise unknown_parameter(shortened(name), problem["ctx"]["near"]) from error
         raise bad_request(f"'{field}': '{shortened(path)}': {problem['msg']}", field) from error
     return _tagged(tag, style, field, special_tokens)
 
@@ -217,7 +249,7 @@ def _tagged(
     special = any(each.trigger in special_tokens for each in tags)
     lark = StructTag.to_grammar(tags, assume_special=special)
     schemas = tuple(structure.schema_ for structure in structures)
-    return Constraint({"lark_grammar": lark}, field, schemas)
+    return Constraint({"lark_grammar": lark}, field, schemas, unheld_notes(schemas))
 
 
 def _formatted(
@@ -236,4 +268,5 @@ def _formatted(
     except FormatError as error:
         raise bad_request(f"'{field}': {shortened(str(error))}", field) from error
     check_size(len(lark), field)
-    return Constraint({"lark_grammar": lark}, field, tuple(grammar.schemas))
+    schemas = tuple(grammar.schemas)
+    return Constraint({"lark_grammar": lark}, field, schemas, unheld_notes(schemas))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.structured.constraint import check_size
+from lexshard.serve_app.structured.constraint import check_size, left_to_model, not_held
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
 # Between two values, and not after the last: a model that likes spaces never came to its end.
@@ -92,6 +92,20 @@ def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
         known = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > max(1, known):
             yield f"'minProperties' at '{shortened(pointer)}/minProperties' (a name may come twice)"
+
+
+def check_held(schema: dict[str, Any], field: str) -> None:
+    """Raises:
+    ApiError: 400 naming ``field`` for a strict schema of which `unheld_places` finds something.
+    """
+    unheld = next(unheld_places(schema), None)
+    if unheld is not None:
+        raise bad_request(f"'{field}': {not_held(unheld)}", field)
+
+
+def unheld_notes(schemas: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """What `unheld_places` finds, as notes."""
+    return tuple(left_to_model(each) for schema in schemas for each in unheld_places(schema))
 
 
 def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:

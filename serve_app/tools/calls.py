@@ -53,9 +53,9 @@ class CallReader:
         self._tools = tools
         self._argument_keys = {family.arguments_key, *_ARGUMENT_KEYS}
         self._first_keys = {family.name_key, *self._argument_keys, *_OTHER_KEYS}
-        self._custom_arguments: list[str] | None = None  # of a custom tool's call that is read
+        # Of a custom tool's call that is read, where they are JSON.
+        self._custom_arguments: list[str] | None = None
         self._custom = False
-        self._as_written = False
 
     def calls(self) -> Reading[None]:
         """Reads what follows an opening mark, or the beginning of a reply, to the closing mark.
@@ -87,7 +87,7 @@ class CallReader:
         if self._custom_arguments is not None:
             written = "".join(self._custom_arguments)
             self._custom_arguments = None
-            self._add(written if self._as_written else _input_of(written))
+            self._add(_input_of(written))
 
     def _begin(self, tool: OfferedTool, as_written: bool = False) -> None:
         """``as_written``: the input of a custom tool comes as it is, not as JSON."""
@@ -95,9 +95,8 @@ class CallReader:
         call_id = uuid.uuid4().hex[:length] if length else f"call_{uuid.uuid4().hex[:24]}"
         self.pieces.append(CallPiece(self.told, "", call_id, tool.name, tool.custom))
         self.told += 1
-        self._custom_arguments = [] if tool.custom else None
+        self._custom_arguments = [] if tool.custom and not as_written else None
         self._custom = tool.custom
-        self._as_written = as_written
         self._buffer.pinned = None
 
     def _argument(self, text: str) -> None:

@@ -7,7 +7,7 @@ with the first one. So thinking is free until its closing mark, and text until a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
@@ -103,7 +103,9 @@ class _ReplyGrammar:
         opening = self._mark(marks.opening) if beginning == "free" else ""
         self._lines.append(f"think: {opening} thinking GAP?")
         if self._is_token(marks.closing):
-            self._lines.append(f"thinking: ANY {self._mark(marks.closing)}")
+            # It would be read as the mark, where it is spelled.
+            self._lines.append(f"THOUGHT: ANY & ~(ANY {quoted(marks.closing)} ANY)")
+            self._lines.append(f"thinking: THOUGHT {self._mark(marks.closing)}")
         else:
             self._lines.append(f"thinking[lazy]: ANY {quoted(marks.closing)}")
         return True
@@ -290,8 +292,9 @@ class _ReplyGrammar:
         return f'{rule} "\\n"'
 
 
-def tool_grammar(format: ReplyFormat, tool: OfferedTool) -> str:
-    """The grammar of nothing but a call, which tells whether a tool can be held to."""
-    text = reply_grammar(format, "thought", Offer({tool.name: tool}, True, True), None)
-    assert text is not None  # there is a tool
+def calls_grammar(format: ReplyFormat, tools: Sequence[OfferedTool], loose: bool) -> str:
+    """The grammar of nothing but a call, which tells whether ``tools`` can be held to."""
+    offer = Offer({tool.name: tool for tool in tools}, True, True)
+    text = reply_grammar(format, "thought", offer, None, loose)
+    assert text is not None  # there are tools
     return text

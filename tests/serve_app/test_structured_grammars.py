@@ -75,6 +75,93 @@ def test_how_json_is_written_can_be_asked_for() -> None:
     assert not said(beside, '{"a": 1}')
 
 
+ANY_OBJECT = {"type": "json_object"}
+TAG = {"triggers": ["<"], "structures": [{"begin": "<", "schema": POINT, "end": ""}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "before"),
+    [
+        (schema_format(POINT), ""),
+        ({"response_format": ANY_OBJECT}, ""),
+        ({"response_format": {"type": "structural_tag", **TAG}}, "<"),
+        ({"structured_outputs": {"json": POINT}}, ""),
+        ({"structured_outputs": {"json_object": True}}, ""),
+        ({"structured_outputs": {"structural_tag": TAG}}, "<"),
+        ({"guided_json": POINT}, ""),
+    ],
+)
+def test_whatever_asks_for_json_can_be_told_how_it_is_written(
+    fields: dict[str, Any], before: str
+) -> None:
+    outputs = fields.get("structured_outputs", {})
+
+    def allowed(**options: Any) -> list[str]:
+        older = options.pop("guided_whitespace_pattern", None)
+        asked = {**fields, "guided_whitespace_pattern": older}
+        if outputs or options:
+            asked["structured_outputs"] = {**outputs, **options}
+        return [text for text in ('{"a":1}', '{"a": 1}', '{"a":  1}') if said(asked, before + text)]
+
+    assert len(allowed()) == 3
+    assert len(allowed(whitespace_pattern=" ?")) == 2
+    assert len(allowed(guided_whitespace_pattern=" ?")) == 2
+    assert len(allowed(whitespace_pattern="")) == 1
+    assert len(allowed(guided_whitespace_pattern="")) == 1
+    assert len(allowed(disable_any_whitespace=True)) == 1
+    assert len(allowed(disable_any_whitespace=True, whitespace_pattern=None)) == 1
+    assert len(allowed(disable_any_whitespace=False, whitespace_pattern=" ?")) == 2
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "guided_whitespace_pattern": {"guided_whitespace_pattern": " "},
+    "structured_outputs.whitespace_pattern": {"structured_outputs": {"whitespace_pattern": " "}},
+    "structured_outputs.disable_any_whitespace": {
+        "structured_outputs": {"disable_any_whitespace": True}
+    },
+    "structured_outputs.disable_additional_properties": {
+        "structured_outputs": {"disable_additional_properties": True}
+    },
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "a"},
+        {"guided_choice": ["a"]},
+        {"guided_grammar": 'start: "a"'},
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+    ],
+)
+def test_an_option_of_json_is_refused_where_there_is_none(
+    name: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ApiError, match="has no effect beside") as refused:
+        read({**fields, **OPTIONS[name]})
+    assert (refused.value.status, refused.value.parameter) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("older", "options", "name"),
+    [
+        (" ", {"whitespace_pattern": " "}, "whitespace_pattern"),
+        (" ", {"disable_any_whitespace": True}, "disable_any_whitespace"),
+        (
+            None,
+            {"disable_any_whitespace": True, "whitespace_pattern": " "},
+            "disable_any_whitespace",
+        ),
+    ],
+)
+def test_space_is_asked_for_once(older: str | None, options: dict[str, Any], name: str) -> None:
+    fields = {"guided_whitespace_pattern": older, "structured_outputs": options}
+    with pytest.raises(ApiError, match="cannot be used beside") as refused:
+        read({"response_format": ANY_OBJECT, **fields})
+    assert refused.value.parameter == f"structured_outputs.{name}"
+
+
 def test_objects_can_be_closed() -> None:
     nested = {"type": "object", "properties": {"b": POINT, "c": {"additionalProperties": True}}}
     text = '{"b":{"a":1,"x":2},"c":{"x":2}}'
@@ -177,6 +264,19 @@ def test_a_pattern_that_looks_around_leaves_the_rest_held() -> None:
     assert "pattern" in mail
     held = {"type": "string", "pattern": r"^\\b\(?=$"}
     assert compiled(read(schema_format(held, strict=True)))[1] == ()
+
+
+def test_a_tag_tells_what_of_its_schemas_is_left_to_the_model() -> None:
+    schema = {"type": "string", "pattern": "^(?!x)"}
+    structures = [{"begin": "<", "schema": schema, "end": ""}]
+    for tag in (
+        {"triggers": ["<"], "structures": structures},
+        {"format": {"type": "json_schema", "json_schema": schema}},
+    ):
+        fields = {"response_format": {"type": "structural_tag", **tag}}
+        assert read(fields).notes == (
+            "'pattern' at '#/pattern' (it looks around) was left to the model",
+        )
 
 
 def test_what_a_grammar_holds_is_told_of_nothing() -> None:

@@ -21,6 +21,7 @@ from tests.support.mock_server import HELLO, TOKENIZER, Client, says, serve
 
 # By the clock, of half a second of a core that ten others want.
 SECONDS = 20.0
+ME = "a client"
 GOOD = 'start: "a" | "b"'
 
 
@@ -32,11 +33,11 @@ def outcomes(
 
     async def run() -> list[Compiled]:
         never = asyncio.Event()
-        await compiler.compiled(GOOD, "f", information, never.wait)  # it starts with the first
+        await compiler.compiled(GOOD, "f", information, never.wait, ME)  # it starts with the first
         found = []
         for text in texts:
             began = time.monotonic()
-            found.append(await compiler.compiled(text, "f", information, never.wait))
+            found.append(await compiler.compiled(text, "f", information, never.wait, ME))
             assert time.monotonic() - began < SECONDS, text[:200]
         return found
 
@@ -68,7 +69,7 @@ def test_what_came_of_a_grammar_is_remembered() -> None:
         never = asyncio.Event()
         information: Any = None  # no process would start with it
         return [
-            await compiler.compiled(text, "f", information, never.wait)
+            await compiler.compiled(text, "f", information, never.wait, ME)
             for text in (GOOD, "start: [")
         ]
 
@@ -83,15 +84,17 @@ def test_a_process_that_fails_is_started_again() -> None:
     async def broken() -> None:
         never = asyncio.Event()
         information = MockEngine().information
-        await compiler.compiled('start: "d"', "f", information, never.wait)
+        await compiler.compiled('start: "d"', "f", information, never.wait, ME)
         process = compiler._process
         assert process is not None
         process.kill()
         process.wait()
         with pytest.raises(ApiError) as failed:
-            await compiler.compiled('start: "e"', "f", information, never.wait)
+            await compiler.compiled('start: "e"', "f", information, never.wait, ME)
         assert failed.value.status == 503
-        assert (await compiler.compiled('start: "e"', "f", information, never.wait)).error is None
+        assert (
+            await compiler.compiled('start: "e"', "f", information, never.wait, ME)
+        ).error is None
 
     asyncio.run(broken())
     compiler.close()
@@ -102,7 +105,7 @@ def test_the_process_ends_with_its_peer() -> None:
 
     async def compile_one() -> None:
         information = MockEngine().information
-        await compiler.compiled(GOOD, "f", information, asyncio.Event().wait)
+        await compiler.compiled(GOOD, "f", information, asyncio.Event().wait, ME)
 
     asyncio.run(compile_one())
     process = compiler._process

@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "(?=a)"}, "guided_regex", "look-around"),
     ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "needs one of"),
-    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "not permitted"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "unknown field"),
     ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex", "string"),
     (
         {"structured_outputs": {"regex": "a", "choice": ["a"]}},
@@ -143,6 +143,47 @@ def test_what_is_wrong_is_told_by_its_field() -> None:
 
     serve(check, engine := says("x"))
     assert engine.requests == []
+
+
+UNKNOWN: list[tuple[Any, str]] = [
+    ({"type": "text", "schema": {}}, "response_format.schema"),
+    ({"type": "json_object", "json_schema": {}}, "response_format.json_schema"),
+    (
+        {"type": "json_schema", "json_schema": {"schema": {}, "strikt": True}},
+        "response_format.json_schema.strikt",
+    ),
+    ({"type": "structural_tag", "format": {"type": "any_text"}, "x": 1}, "response_format.x"),
+]
+
+
+def test_unknown_names_ask_for_nothing_where_they_are_null() -> None:
+    async def check(client: Client) -> None:
+        async def asked(**fields: Any) -> Any:
+            return await client.post("/v1/completions", json={"prompt": "a", **fields})
+
+        def told(reply: Any) -> tuple[str, str]:
+            error = reply.json()["error"]
+            return error["code"], error["param"]
+
+        for wanted, name in UNKNOWN:
+            assert told(await asked(response_format=wanted)) == ("unknown_parameter", name)
+        nothing = {"regexp": None, "json": {"type": "object"}, "schema": None}
+        for known in (
+            {"response_format": {"type": "json_object", "json_schema": None}},
+            {"response_format": {"type": "text", "schema": None}},
+            {"structured_outputs": nothing},
+        ):
+            assert (await asked(**known)).status_code == 200
+        for key, value in (("x", 1), ("x", None)):
+            tag = {"format": {"type": "const_string", "value": "a", key: value}, key: None}
+            reply = await asked(structured_outputs={"structural_tag": tag})
+            if value is None:
+                assert reply.status_code == 200, reply.text
+            else:
+                place = "structured_outputs.structural_tag.format.const_string.x"
+                assert told(reply) == ("unknown_parameter", place)
+
+    serve(check, says("{}"))
 
 
 def test_nothing_but_an_echo_cannot_be_constrained() -> None:

@@ -164,6 +164,18 @@ def test_custom_tools_are_called_with_a_text() -> None:
     assert (call["type"], call["custom"]) == ("custom", {"name": "shell", "input": "ls"})
 
 
+def test_the_input_of_a_custom_tool_is_streamed_where_it_is_written_as_it_is() -> None:
+    def pieces(arguments: str) -> list[str]:
+        text = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
+        told = chunks(saying(text, SPELLED), tools=[SHELL])
+        deltas = [chunk["choices"][0]["delta"] for chunk in told if chunk["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+        return [call["custom"]["input"] for call in calls if call["custom"]["input"]]
+
+    assert pieces("<input>ls -l</input>") == [*"ls -l"]
+    assert pieces('{"input": "ls -l"}') == ["ls -l"]  # known when all of the JSON is
+
+
 def test_a_prompt_that_ends_amid_thinking_is_gone_on_with() -> None:
     text = "Hm.\n</think>\nHello"
     fields = {"tools": None, "chat_template_kwargs": {"thinking": True}}

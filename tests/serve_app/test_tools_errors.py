@@ -71,6 +71,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "tools.1.function.parameters",
     ),
+    (
+        {"tools": [CLOCK, function(parameters={"minProperties": 2}, strict=True)]},
+        "tools.1.function.parameters",
+    ),
     ({"tools": [function(parameters={"x-guidance": {}})]}, "tools.0.function.parameters"),
     ({"tools": [custom("lark", "no rule")]}, "tools.0.custom.format"),
     ({"tools": [CLOCK, custom("regex", "(")]}, "tools.1.custom.format"),

@@ -158,6 +158,18 @@ def test_a_reply_thinks_then_calls_or_answers(
     assert reply_grammar(format, beginning, None, None) is None
 
 
+def test_no_thought_spells_the_mark_that_ends_it() -> None:
+    """Replies are read as text, which does not tell a mark that is a token from a spelled one."""
+    tokenizer, for_grammars = tokenizers(marked=True)
+    grammar = reply_grammar(format_of("hermes", True), "thinking", None, ANSWER)
+    matcher = LLMatcher(for_grammars, grammar or "", log_level=0)
+    assert matcher.consume_tokens(tokenizer.encode("a </think", add_special_tokens=False).ids)
+    [spelled] = tokenizer.encode(">", add_special_tokens=False).ids
+    assert matcher.validate_tokens([spelled]) == 0
+    rest = tokenizer.encode(f" b</think>{ANSWERED}", add_special_tokens=False).ids
+    assert matcher.validate_tokens(rest) == len(rest)
+
+
 @pytest.mark.parametrize("family", CALLS)
 def test_what_a_grammar_allows_is_read_as_calls(family: str) -> None:
     said = parsed(ReplyParser(format_of(family, False), ALL), [CALLS[family][1]])
