@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -41,6 +42,7 @@ BACKLOG = 2048
 PAUSE_SECONDS = 5.0  # before a process that has just been started anew is started once more
 FAREWELL_SECONDS = 10.0  # for processes to end, after the streams have had their time
 ENGINE_SECONDS = 3.0  # for the engine to end, after all others
+STARTS = 3  # of an engine; one that has ended as often before it was ever ready never will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class EmbeddedServer:
         self._started_anew: dict[str, float] = {}
         self._running: set[str] = set()
         self._ready: set[str] = set()
+        self._failed_starts = 0
         self._announced = False
         self._told = ""
 
@@ -121,6 +124,12 @@ class EmbeddedServer:
                     self._running.discard(name)
                     if not self._announced and code and name != ENGINE:
                         return self._failed(f"a process ({name}) ended with code {code}")
+                    if name == ENGINE and not self._ready:
+                        self._failed_starts += 1
+                        how = f"the engine {_ending(code)} before it was ready"
+                        if self._failed_starts == STARTS:
+                            return self._failed(f"{how}, {STARTS} times: it cannot start")
+                        self._tell(f"{how}; starting it again")
                     self._start_again(kept, name)
                 case (name, said):
                     if said.failure is not None and not self._announced:
@@ -258,6 +267,14 @@ def _python(
 ) -> ProcessRole:
     command = (sys.executable, "-m", module)
     return ProcessRole(name, command, msgspec.json.encode(order), files)
+
+
+def _ending(code: int) -> str:
+    """How a process has ended, in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    why = ": out of memory?" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({signal.strsignal(-code)}{why})"
 
 
 def _listening(host: str, port: int) -> socket.socket:
