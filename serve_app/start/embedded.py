@@ -30,7 +30,7 @@ from lexshard.cluster.ingress import haproxy_binary
 from lexshard.cluster.own_ingress import write_configuration
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
-from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
+from lexshard.cluster.roles.process import KeptProcesses, ProcessRole, command_of
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.banner import banner
@@ -235,7 +235,7 @@ class EmbeddedServer:
         if binary is not None:
             certificate = certificate_with_key(config)
             written = write_configuration(folder, config.host, config.port, paths, certificate)
-            command = (sys.executable, "-m", "lexshard.cluster.own_ingress", binary, str(written))
+            command = command_of("lexshard.cluster.own_ingress", binary, str(written))
             roles.append(ProcessRole(INGRESS, command))
         return roles
 
@@ -265,8 +265,7 @@ def serve_embedded(
 def _python(
     name: str, module: str, order: msgspec.Struct, files: tuple[int, ...] = ()
 ) -> ProcessRole:
-    command = (sys.executable, "-m", module)
-    return ProcessRole(name, command, msgspec.json.encode(order), files)
+    return ProcessRole(name, command_of(module), msgspec.json.encode(order), files)
 
 
 def _ending(code: int) -> str:
