@@ -42,7 +42,7 @@ serve: setup
 	$(SERVE)
 
 cluster: setup
-	$(SERVE) --backend ray --shards $(SHARDS) --samplers $(SAMPLERS) --sampler-placement ray
+	$(SERVE) --backend ray --shards $(SHARDS) $(if $(filter-out 0,$(SAMPLERS)),--samplers $(SAMPLERS) --sampler-placement ray)
 
 # Prometheus, and Grafana where there is one, look at the server that one of the two has started.
 observe: setup

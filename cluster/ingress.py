@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from lexshard.cluster.process_tree import die_with_parent
+from lexshard.cluster.roles.process import command_of
 
 BINARY, LISTEN = "LEXSHARD_INGRESS_BINARY", "LEXSHARD_INGRESS_LISTEN"
 ROUTING = "LEXSHARD_INGRESS_ROUTING"
@@ -113,7 +114,7 @@ def ingress_environment(
     the least busy. A replica that stops stays open for ``draining_seconds``, in which HAProxy is to
     hear of its successor."""
     program = folder / "haproxy"
-    command = shlex.join([sys.executable, "-m", "lexshard.cluster.ingress"])
+    command = shlex.join(command_of("lexshard.cluster.ingress"))
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     write_error_pages(folder)

@@ -47,7 +47,7 @@ def app(args: dict[str, Any]) -> Application:
 
     try:
         config = page_as_asked(read_args(args, os.environ))
-        check_settings(config)
+        check_settings(config.model_copy(update={"backend": "ray", "reserve": True}))  # it is
         config = with_model_folders(config, tell)
         check_files(config)
         return bind_replicas(config)

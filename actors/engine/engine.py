@@ -96,6 +96,9 @@ class Engine:
         check_utilization(configuration.gpu_memory_utilization)
         if configuration.tiers:  # what cannot be is told before weights are read
             configuration.tiers_of(on_gpu=choose_device(configuration.device).type != "cpu")
+        of_gpu = configuration.no_compile or configuration.attention != "auto"
+        if of_gpu and choose_device(configuration.device).type == "cpu":
+            tell("no GPU: --no-compile and --attention have no effect")
         self._timings = RememberedTimings(configuration)
         threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")

@@ -4,7 +4,8 @@ Every unfinished sequence stands in a journal with the tokens its client has alr
 When the engine dies, a new one is started and the journal is replayed: the same seed gives the
 same continuation, so open streams go on where they stopped. A request that two engines died with
 is taken to be the cause and ends with an error. A failed start counts against none; after
-`STARTS_WAITED_FOR` of them the wait is over.
+`STARTS_WAITED_FOR` of them the wait is over. An engine that could not be made is not started again,
+and where more have died before any was ready there is taken to be none.
 
 Several API processes share one engine: the first starts it, the others find it. When an
 API process dies, the engine cancels what it had asked for, and goes on.
@@ -49,6 +50,7 @@ RESTARTING = "the engine is restarting"
 OCCUPIED = "another engine serves others here: this one starts when that one has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
+NEVER_READY = "it died again and again before it was ready (out of memory?): the log says how"
 NOT_STARTED_AGAIN = "the engine died and could not be started again; the server's log says why"
 
 
@@ -185,6 +187,8 @@ class EngineSupervisor:
             self._lost += 1
             self._journal.count_death()
             if self._lost > STARTS_WAITED_FOR:
+                if self._information is None:
+                    self._give_up(NEVER_READY)  # until one is, nevertheless
                 self._journal.end_everything("error", NOT_STARTED_AGAIN)
             if time.monotonic() - restarted < RESTART_PAUSE_SECONDS:
                 await asyncio.sleep(RESTART_PAUSE_SECONDS)
@@ -227,6 +231,7 @@ class EngineSupervisor:
             self._pulse = Pulse(location.information.process_id)
             self._side = await ClientSide.connect(location.path, self._hear)
             self._lost = 0
+            self.failure = None
             self._replay()
             self._set_health(None)
             tasks.append(asyncio.ensure_future(self._watch(self._pulse)))

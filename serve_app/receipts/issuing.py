@@ -69,7 +69,7 @@ async def _hashes(model: str) -> tuple[str, str]:
         ApiError: 500 where the model's files cannot be read.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "lexshard.actors.receipts.hashes", str(Path(model).expanduser())),
+        *(sys.executable, "-Pm", "lexshard.actors.receipts.hashes", str(Path(model).expanduser())),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

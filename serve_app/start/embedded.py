@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -29,7 +30,7 @@ from lexshard.cluster.ingress import haproxy_binary
 from lexshard.cluster.own_ingress import write_configuration
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.cluster.process_tree import adopt_orphans, end_descendants, reap_orphans
-from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
+from lexshard.cluster.roles.process import KeptProcesses, ProcessRole, command_of
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.banner import banner
@@ -41,6 +42,7 @@ BACKLOG = 2048
 PAUSE_SECONDS = 5.0  # before a process that has just been started anew is started once more
 FAREWELL_SECONDS = 10.0  # for processes to end, after the streams have had their time
 ENGINE_SECONDS = 3.0  # for the engine to end, after all others
+STARTS = 3  # of an engine; one that has ended as often before it was ever ready never will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class EmbeddedServer:
         self._started_anew: dict[str, float] = {}
         self._running: set[str] = set()
         self._ready: set[str] = set()
+        self._failed_starts = 0
         self._announced = False
         self._told = ""
 
@@ -121,6 +124,12 @@ class EmbeddedServer:
                     self._running.discard(name)
                     if not self._announced and code and name != ENGINE:
                         return self._failed(f"a process ({name}) ended with code {code}")
+                    if name == ENGINE and not self._ready:
+                        self._failed_starts += 1
+                        how = f"the engine {_ending(code)} before it was ready"
+                        if self._failed_starts == STARTS:
+                            return self._failed(f"{how}, {STARTS} times: it cannot start")
+                        self._tell(f"{how}; starting it again")
                     self._start_again(kept, name)
                 case (name, said):
                     if said.failure is not None and not self._announced:
@@ -226,7 +235,7 @@ class EmbeddedServer:
         if binary is not None:
             certificate = certificate_with_key(config)
             written = write_configuration(folder, config.host, config.port, paths, certificate)
-            command = (sys.executable, "-m", "lexshard.cluster.own_ingress", binary, str(written))
+            command = command_of("lexshard.cluster.own_ingress", binary, str(written))
             roles.append(ProcessRole(INGRESS, command))
         return roles
 
@@ -256,8 +265,15 @@ def serve_embedded(
 def _python(
     name: str, module: str, order: msgspec.Struct, files: tuple[int, ...] = ()
 ) -> ProcessRole:
-    command = (sys.executable, "-m", module)
-    return ProcessRole(name, command, msgspec.json.encode(order), files)
+    return ProcessRole(name, command_of(module), msgspec.json.encode(order), files)
+
+
+def _ending(code: int) -> str:
+    """How a process has ended, in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    why = ": out of memory?" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({signal.strsignal(-code)}{why})"
 
 
 def _listening(host: str, port: int) -> socket.socket:

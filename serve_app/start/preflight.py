@@ -19,7 +19,7 @@ from lexshard.actors.head.sharded.checks import check_shards
 from lexshard.actors.index.container import CLUSTERS, check_tiers
 from lexshard.actors.index.errors import IndexFileError
 from lexshard.actors.index.stored_weights import check_index_of
-from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config import OPTIONS, ServeConfig
 from lexshard.cluster.ingress import (
     FILES_OF_A_CONNECTION,
     MOST_CONNECTIONS,
@@ -33,6 +33,7 @@ from lexshard.cluster.models.progress import Announce
 from lexshard.serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
+FLAGS = {option.key: option.flag for option in OPTIONS}
 
 
 def ready_to_start(config: ServeConfig, announce: Announce, *, weights: bool = True) -> ServeConfig:
@@ -92,6 +93,7 @@ def check_settings(config: ServeConfig) -> None:
         raise StartupError(
             f"no hot vocabulary at {config.hot_vocabulary}: make one with `lexshard hotset build`"
         )
+    check_effects(config)
     check_scoring(config)
     check_backend(config)
     check_certificate(config)
@@ -121,6 +123,28 @@ def check_files(config: ServeConfig) -> None:
         _check_score_labels(model, config)
 
 
+def check_effects(config: ServeConfig) -> None:
+    """Raises StartupError where an option is not at its default and would do nothing."""
+    reserves = config.reserve or config.address is not None or config.has_replicas
+    page = config.has_playground or not config.playground_kills
+    shares = [key for key in FLAGS if key.startswith(("cpus_per_", "gpus_per_"))]
+    for keys, works, what in (
+        (["target_ongoing_requests"], config.max_replicas, "adds replicas: give --max-replicas"),
+        (["routing"], config.has_replicas, "chooses among replicas: give --replicas 2 or more"),
+        (shares, reserves, "is for what Ray reserves, which is nothing: give --reserve, too"),
+        (["placement_seconds"], config.address, "is for a cluster that is joined: give --address"),
+        (["shard_assignment", "shard_trace"], config.shards > 1, "is for shards: give --shards 2"),
+        (["sampler_placement"], config.samplers, "is for samplers: give --samplers 1 or more"),
+        (["tiers"], config.head != "dense", "screens, and --head dense does not: leave one out"),
+        (["draft_tokens", "draft_length"], config.draft, "is about guesses: give --draft, too"),
+        (["playground_kills"], page, "needs the page: give --playground, too"),
+        (["attention", "no_compile"], config.device != "cpu", "is for a GPU: leave it out"),
+    ):
+        for key in () if works else keys:
+            if getattr(config, key) != ServeConfig.model_fields[key].default:
+                raise StartupError(f"{FLAGS[key]} {what}")
+
+
 def check_scoring(config: ServeConfig) -> None:
     """Raises StartupError where labels and template do not say how pairs are scored."""
     if config.score_labels or config.score_template is not None:
@@ -146,20 +170,13 @@ def check_backend(config: ServeConfig) -> None:
 
 
 def check_replicas(config: ServeConfig) -> None:
-    """Raises StartupError for replicas that cannot be or that others have to start, and for what is
-    said of replicas where there are none."""
+    """Raises StartupError for replicas that cannot be or that others have to start."""
     most = config.replicas if config.max_replicas is None else config.max_replicas
     if most < config.replicas:
         raise StartupError(
             f"--max-replicas {most} are fewer than --replicas {config.replicas}: give more of them"
         )
-    if config.max_replicas is None and _is_set(config, "target_ongoing_requests"):
-        raise StartupError(
-            "--target-ongoing-requests says when replicas are added: give --max-replicas, too"
-        )
     if not config.has_replicas:
-        if _is_set(config, "routing"):
-            raise StartupError("--routing chooses among replicas: give --replicas 2 or more")
         return
     if config.api_processes > 1:
         raise StartupError("replicas are API processes, too: leave out --api-processes")
@@ -172,11 +189,6 @@ def check_replicas(config: ServeConfig) -> None:
             "replicas in a cluster that is joined are Ray Serve's to start: use `serve deploy` "
             "with lexshard.serve_app.build:app"
         )
-
-
-def _is_set(config: ServeConfig, name: str) -> bool:
-    """To another value than its default."""
-    return bool(getattr(config, name) != ServeConfig.model_fields[name].default)
 
 
 def check_certificate(config: ServeConfig) -> None:

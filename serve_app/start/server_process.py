@@ -18,6 +18,7 @@ import psutil
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.process_tree import adopt_orphans, end_descendants
+from lexshard.cluster.roles.process import command_of
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.stopping import StopRequest
 
@@ -43,7 +44,7 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
     told = subprocess.PIPE if config.log_format == "json" else None
     # A session of its own: a terminal's Ctrl-C is heard here alone.
     driver = subprocess.Popen(
-        [sys.executable, "-m", "lexshard.serve_app.start.driver"],
+        command_of("lexshard.serve_app.start.driver"),
         stdin=subprocess.PIPE,
         stdout=told,
         stderr=told and subprocess.STDOUT,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lexshard.cluster.config import GROUPS, OPTIONS, ServeConfig, configuration_schema
-from lexshard.cluster.config_sources import ConfigError, config_sources
+from lexshard.cluster.config_sources import PROCESS_VARIABLES, ConfigError, config_sources
 from tests.support.configurations import load_config
 from tests.support.paths import ROOT
 
@@ -206,6 +206,17 @@ def test_documented_defaults_are_those_of_the_code() -> None:
         else:
             values = default if isinstance(default, list) else [default]
             assert told.replace("`", "") == ", ".join(map(str, values)), option.key
+
+
+def test_every_variable_that_is_documented_is_known() -> None:
+    known = PROCESS_VARIABLES | {option.variable for option in OPTIONS}
+    named = {
+        (path.name, variable)
+        for path in (ROOT / "README.md", *DOCS.glob("*.md"))
+        for variable in re.findall(r"LEXSHARD_\w+", path.read_text(encoding="utf-8"))
+    }
+    assert ("edge.md", "LEXSHARD_CLOUD_KEY") in named
+    assert {each for each in named if each[1] not in known} == set()
 
 
 def test_a_secret_has_no_flag() -> None:

@@ -15,6 +15,7 @@ from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.engine import supervisor
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.cluster.engine.supervisor import (
+    NEVER_READY,
     NOT_STARTED_AGAIN,
     STARTS_WAITED_FOR,
     EngineSupervisor,
@@ -144,5 +145,24 @@ def test_nobody_waits_for_ever_for_an_engine_that_cannot_be_started(tmp_path: Pa
             assert (event.finish_reason, event.error) == ("error", NOT_STARTED_AGAIN)
             assert len(engines.started) >= 1 + STARTS_WAITED_FOR
             assert not client.ready
+
+    asyncio.run(scenario())
+
+
+def test_engines_that_all_die_before_one_is_ready_are_a_failure_until_one_is(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        failures: list[Exception | None] = [LOST]
+        client = EngineSupervisor(EngineConfiguration("mock"), EnginesToCome(tmp_path, failures))
+        client.start()
+        await until(lambda: client.failure is not None)
+        assert client.restarts == 1 + STARTS_WAITED_FOR
+        event, _ = await ending(ask(client, "a"))
+        assert (event.finish_reason, event.error) == ("error", NEVER_READY)
+        failures.append(None)
+        await until(lambda: client.ready)
+        assert client.failure is None
+        await client.stop()
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ import pytest
 
 from lexshard.actors.index.automatic import default_index_path
 from lexshard.actors.index.metadata import Weights
-from lexshard.cluster.config_sources import environment_values
+from lexshard.cluster.config_sources import PROCESS_VARIABLES, environment_values
 from lexshard.kernels.home import home_folder
 from tests.support.paths import ROOT
 
@@ -68,4 +68,4 @@ def test_an_index_is_there_where_the_models_folder_cannot_be_written(
 
 
 def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:
-    assert environment_values({"LEXSHARD_HOME": "/x", "LEXSHARD_API_KEY": "k"}) == {}
+    assert environment_values(dict.fromkeys(PROCESS_VARIABLES - {"LEXSHARD_CPU"}, "x")) == {}

@@ -76,6 +76,8 @@ def test_each_process_of_a_replica_has_a_bundle_the_engine_first() -> None:
         ({"model": "absent"}, "no model folder at"),
         ({"model": "MODEL", "shard": 2}, "unknown option 'shard': did you mean shards?"),
         ({"model": "MODEL", "shards": "two"}, "option 'shards': "),
+        ({"model": "MODEL", "head": "dense", "tiers": "int8"}, "--tier screens"),
+        ({"model": "MODEL", "cpus_per_body": 0.5, "draft_tokens": 3}, "--draft-tokens is about"),
         ({"model": "MODEL", "port": 80}, "set http_options.port"),
         ({"model": "MODEL", "api_processes": 2}, "set num_replicas"),
         ({"model": "MODEL", "api_keys": ["a"]}, "LEXSHARD_API_KEYS"),

@@ -53,6 +53,7 @@ def test_bad_command_lines_end_with_one_clear_line(
         (["serve", "--model", folder, "--replicas", "2", "--pin-threads"], "leave it out"),
         (["serve", "--model", folder, "--routing", "load"], "give --replicas 2"),
         (["serve", "--model", folder, "--target-ongoing-requests", "4"], "give --max-replicas"),
+        (["serve", "--model", folder, "--draft-tokens", "3"], "give --draft"),
         (["serve", "--config", str(latin)], "not valid YAML"),
         (["serve", "--config", str(numbered)], "must hold a mapping"),
         (["serve", "--config", str(mistyped)], "threads"),

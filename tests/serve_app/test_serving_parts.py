@@ -35,7 +35,7 @@ RECORDS = {
         "additionalProperties": False,
     },
 }
-FLAGS = ("--draft", str(DEMO_DRAFT), "--sampler-placement", "ray")
+FLAGS = ("--draft", str(DEMO_DRAFT))
 
 
 def _tell(server: Server, seed: int, started: threading.Event | None = None) -> str:
@@ -118,7 +118,8 @@ def test_a_cluster_of_actors_says_what_one_process_says(tmp_path: Path) -> None:
     with running_server(tmp_path / "one", *FLAGS) as server:
         expected = _texts(server)
     (tmp_path / "many").mkdir()
-    flags = (*FLAGS, "--shards", "2", "--shard-spares", "1", "--samplers", "2")
+    samplers = ("--samplers", "2", "--sampler-placement", "ray")
+    flags = (*FLAGS, "--shards", "2", "--shard-spares", "1", *samplers)
     with running_server(tmp_path / "many", *flags, backend="ray") as server:
         assert _texts(server) == expected
         [before] = _shards(server)

@@ -1,34 +1,86 @@
-"""A process of a server without Ray that ends: another one at once, unless it does so again."""
+"""A process of a server without Ray that ends: another one at once, unless it does so again; of an
+engine that was never ready, a few."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, cast
 
 import pytest
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.roles.process import ProcessRole
+from lexshard.serve_app.api_processes.messages import Said
 from lexshard.serve_app.start import embedded
 from lexshard.serve_app.start.embedded import (
+    API,
     ENGINE,
     PAUSE_SECONDS,
+    STARTS,
     Due,
     EmbeddedServer,
+    Ended,
+    Event,
     ServerModules,
+    StopAsked,
 )
+from tests.support.mock_engine import MockEngine
 
 
 class Kept:
-    """Notes what is started."""
+    """Notes what is started, and what happens then."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.then: Callable[[], None] = lambda: None
 
     def start(self, role: ProcessRole) -> None:
         self.started.append(role.name)
+        self.then()
 
     def process_ids(self) -> set[int]:
         return set()
+
+
+def server_of(monkeypatch: pytest.MonkeyPatch, *events: Event) -> EmbeddedServer:
+    """One that is never waited for, to which so much has happened."""
+    monkeypatch.setattr(embedded, "reap_orphans", lambda known: None)
+    server = EmbeddedServer(ServeConfig(model="m", api_processes=2), ServerModules())
+    monkeypatch.setattr(server, "_later", lambda seconds, event: server._events.put(event))
+    server._roles[ENGINE] = ProcessRole(ENGINE, ("engine",))
+    for event in events:
+        server._events.put(event)
+    return server
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (-9, "was killed by signal 9 (Killed: out of memory?)"),
+        (-4, "was killed by signal 4 (Illegal instruction)"),
+        (1, "ended with code 1"),
+    ],
+)
+def test_an_engine_that_ends_before_it_was_ever_ready_is_given_up_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, told: str
+) -> None:
+    server, kept = server_of(monkeypatch, Ended(ENGINE, code)), Kept()
+    kept.then = lambda: server._events.put(Ended(ENGINE, code))
+    assert server._keep(cast(Any, kept)) == 1
+    assert kept.started == [ENGINE] * (STARTS - 1)
+    said = capsys.readouterr()
+    assert f"the engine {told} before it was ready; starting it again" in said.out
+    assert (
+        said.err == f"lexshard: the engine {told} before it was ready, 3 times: it cannot start\n"
+    )
+
+
+def test_an_engine_that_was_ready_once_is_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Said(information=asdict(MockEngine().information))
+    before, after = [Ended(ENGINE, -9)], [Ended(ENGINE, -9)] * STARTS
+    server = server_of(monkeypatch, *before, (f"{API} 0", ready), *after, StopAsked())
+    assert server._keep(cast(Any, Kept())) == 0
 
 
 def test_a_first_death_is_answered_at_once_and_one_that_follows_it_after_a_pause(

@@ -133,6 +133,7 @@ def running_scripted_server(
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.scripted", backend],
             cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # its own find tests, too
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

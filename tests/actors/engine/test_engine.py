@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
@@ -339,3 +340,11 @@ def test_threads_change_no_token(engine: Engine, prompt_ids: PromptIds) -> None:
     finally:
         pool.set_threads(1)
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("setting", [{"no_compile": True}, {"attention": "triton"}])
+def test_what_is_for_a_gpu_is_told_to_do_nothing_on_a_cpu(setting: Any) -> None:
+    told: list[str] = []
+    with pytest.raises(Exception, match="absent"):
+        Engine(EngineConfiguration("absent", device="cpu", threads=1, **setting), tell=told.append)
+    assert told[0] == "no GPU: --no-compile and --attention have no effect"
