@@ -41,9 +41,9 @@ def compiled(
     from llguidance import LLMatcher
 
     inner = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
-    matcher = Matcher(inner, vocabulary_size, eos_ids)
-    [words] = matcher.masks(())
-    if not words.any():
+    any_follows = any(inner.compute_bitmask())  # without the interpreter lock
+    matcher = Matcher(inner, tokenizer, vocabulary_size, eos_ids)
+    if not any_follows:
         raise GrammarError("nothing matches the grammar")
     return matcher
 

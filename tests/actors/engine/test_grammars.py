@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.constraints import LONG_TOKENS
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.kernels.masks import ids_of
 from tests.support.demo_engine import demo_engine
 from tests.support.grammar_cases import (
     GRAMMARS,
     OTHERS,
     SCHEMAS,
+    VOCABULARY,
     MaskedDecoding,
     ends_well,
     grammar_requests,
@@ -107,6 +110,41 @@ def test_an_output_that_is_forced_takes_no_step(engine: Engine) -> None:
     assert len(event.certificates) == len(event.token_ids) == len(event.origins)
     assert engine.steps.counters.steps == steps
     engine.check_idle()
+
+
+@pytest.mark.parametrize("name", quick(ENGINES, "plain", "look-up", "samplers"))
+def test_a_long_constant_keeps_no_other_sequence_waiting(name: str) -> None:
+    """Of 40 KB few tokens come at once, and the others go on between them."""
+    engine = demo_engine(**ENGINES[name])
+    certain = "one certain word and then another of it all, said the fox. " * 700
+    grammar = f'start: /[ab]/ "{certain}"'
+    asked = SamplingParameters(max_tokens=120, grammar=grammar, certificate=True)
+    other = SamplingParameters(max_tokens=400, seed=2, ignore_eos=True)
+    assert engine.submit(Request("long", 0, (5, 6), asked)) is None
+    assert engine.submit(Request("other", 0, (5, 9), other)) is None
+    matcher = engine._grammars.matcher(grammar)
+    said: list[int] = []
+    others = most = 0
+    while len(said) < 120:
+        for event in engine.step():
+            assert event.error is None
+            if event.request_id == "long":
+                said.extend(event.token_ids)
+                forced = [each.need for each in event.certificates].count("forced")
+                assert forced <= LONG_TOKENS
+                most = max(most, forced)
+            else:
+                others += 1
+    assert most == LONG_TOKENS
+    assert others >= 120 // (LONG_TOKENS + 1) - 1
+    for token_id in said:
+        [words] = matcher.masks(())
+        assert token_id in ids_of(words, VOCABULARY)
+        matcher.consume((token_id,))
+    engine.cancel("other")
+    engine.step()
+    engine.check_idle()
+    engine.close()
 
 
 def test_an_output_that_was_cut_goes_on_the_same(requests: list[Request], expected: Said) -> None:
