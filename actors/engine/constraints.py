@@ -23,6 +23,9 @@ FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0
 BY_GRAMMAR = TokenOrigin("grammar")
 # A sequence alone whose last mask held so much of the vocabulary draws before its next one is made.
 WIDE = 0.5
+# Inside a long text what must follow takes 60 us a token to find. Of such tokens the sequences of a
+# step are given so many; the rest follows in later steps.
+LONG_TOKENS = 16
 LATE_SECONDS = 0.001  # that an engine waits for late masks which has nothing else to do
 
 
@@ -53,11 +56,13 @@ class Constraints:
         self._eos_ids = eos_ids
         self._step_masks: StepMasks | None = None  # from the first grammar on
         self._late: list[Sequence] = []
+        self._long_left = LONG_TOKENS
 
     def prepare(self, drawing: Iterable[Sequence]) -> None:
         """Before a step is planned: guesses that a grammar refuses are none, and sequences whose
         masks are still being made are no part of it. Where they came late, guesses that they are
         not for are none, so that what was waited for is of use."""
+        self._long_left = LONG_TOKENS
         late, self._late = self._late, []
         for sequence in late:
             pending = sequence.pending_masks
@@ -176,7 +181,8 @@ class Constraints:
 
     def go_on(self, sequence: Sequence, token_ids: tuple[int, ...]) -> ForcedRun:
         """A sequence was given ``token_ids``; it is given those that must follow, too, unless their
-        log-probabilities are asked for. Raises `GrammarError`."""
+        log-probabilities are asked for, or they are many: then it draws the next one, which alone
+        its mask holds. Raises `GrammarError`."""
         matcher, parameters = sequence.matcher, sequence.request.parameters
         assert matcher is not None
         matcher.consume(token_ids)
@@ -185,6 +191,9 @@ class Constraints:
         run = []
         while (token_id := matcher.forced()) is not None:
             sequence.wide = False
+            self._long_left -= matcher.long
+            if matcher.long and self._long_left < 0:
+                break
             if not sequence.state.may_follow(token_id):
                 break
             sequence.state.append(token_id)

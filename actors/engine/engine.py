@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -249,13 +250,15 @@ class Engine:
         return self._body if isinstance(self._body, GraphedBody) else self._parallel_body
 
     def warm_up(self, *, guessing: bool = True, whole_rows: bool = True) -> None:
-        """Compile and run every kernel once, then forget it: cache and counts are as new.
+        """Compile and run every kernel once, then forget it: cache and counts are as new. What
+        grammars need of the tokenizer is made beside it.
 
         Until `take_kernels`: without ``guessing`` the drafter's kernels are left out, and it drafts
         only for those whose tokens depend on their guesses; without ``whole_rows``, which takes an
         engine without samplers, rows of all logits are decided by the kernel of candidates.
         """
         self._tell("warming up: every kernel once")
+        tokenizer = self._grammars.start()
         if not whole_rows:
             assert isinstance(self._plane, OwnDecisions)
             self._plane.sampler.whole_rows = False
@@ -270,6 +273,7 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
+        wait([tokenizer])  # before anything is timed; a failure is told of with the first grammar
         if (recorded := self._recorded_body) is not None:
             blocks = -(-self.max_model_len // BLOCK_TOKENS)
             recorded.record(self.configuration.max_running, blocks)

@@ -41,15 +41,15 @@ def compiled(
     from llguidance import LLMatcher
 
     inner = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
-    matcher = Matcher(inner, vocabulary_size, eos_ids)
-    [words] = matcher.masks(())
-    if not words.any():
+    any_follows = any(inner.compute_bitmask())  # without the interpreter lock
+    matcher = Matcher(inner, tokenizer, vocabulary_size, eos_ids)
+    if not any_follows:
         raise GrammarError("nothing matches the grammar")
     return matcher
 
 
 class Grammars:
-    """Those of a model in ``folder``. The tokenizer is made with the first of them."""
+    """Those of a model in ``folder``. The tokenizer is made by `start`, else with the first."""
 
     def __init__(self, folder: str, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
         self._folder = folder
@@ -59,6 +59,11 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._making = threading.Lock()
         self._known: OrderedDict[str, Future[Matcher]] = OrderedDict()
+
+    def start(self) -> Future[LLTokenizer]:
+        """Begins to make the tokenizer, so that it is not made while others are served; fails where
+        the model has none for grammars, as every grammar will."""
+        return self._threads.submit(self._made_tokenizer)
 
     def ready(self, text: str) -> bool:
         """Whether the grammar is compiled, or has failed to; begins with it where it is not."""
@@ -84,13 +89,17 @@ class Grammars:
 
     def _compile(self, text: str) -> Matcher:
         try:
-            with self._making:
-                if self._tokenizer is None:
-                    self._tokenizer = grammar_tokenizer(
-                        self._folder, self._vocabulary_size, self._eos_ids
-                    )
-            return compiled(text, self._tokenizer, self._vocabulary_size, self._eos_ids)
+            tokenizer = self._made_tokenizer()
+            return compiled(text, tokenizer, self._vocabulary_size, self._eos_ids)
         except ValueError:
             raise
         except BaseException as error:  # a panic is no Exception, and ends its own request alone
             raise GrammarError(f"it cannot be compiled: {error}") from error
+
+    def _made_tokenizer(self) -> LLTokenizer:
+        with self._making:
+            if self._tokenizer is None:
+                self._tokenizer = grammar_tokenizer(
+                    self._folder, self._vocabulary_size, self._eos_ids
+                )
+            return self._tokenizer

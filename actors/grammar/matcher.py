@@ -15,7 +15,11 @@ from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.masks import Words, mask_words
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+
+# Of what must follow so many bytes are read for its first token, where llguidance would read all:
+# 10 ms for 64 KB, 60 us for these. Hardly a token is as long, or depends on what is so far behind.
+WINDOW = 256
 
 
 class GrammarError(ValueError):
@@ -23,25 +27,38 @@ class GrammarError(ValueError):
 
 
 class Matcher:
-    """``inner`` after the tokens that were consumed. ``eos_ids`` end an output: where nothing else
-    may follow, the first of them must.
+    """``inner``, of ``tokenizer``, after the tokens that were consumed, of which ``last`` is the
+    last, if any. ``eos_ids`` end an output: where nothing else may follow, the first of them must.
+    What `forced` told of last was ``long`` if it was a text beyond `WINDOW`.
 
     One thread at a time. Methods raise `GrammarError` where the grammar costs more than its limits.
     """
 
-    def __init__(self, inner: LLMatcher, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        inner: LLMatcher,
+        tokenizer: LLTokenizer,
+        vocabulary_size: int,
+        eos_ids: Sequence[int],
+        last: Sequence[int] = (),
+    ) -> None:
+        self.long = False
         self._inner = inner
+        self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._eos_ids = tuple(eos_ids)
+        self._last = list(last)
         self._check()
 
     def copy(self) -> Matcher:
         """Another one at the same place."""
-        return Matcher(self._inner.deep_copy(), self._vocabulary_size, self._eos_ids)
+        inner, size = self._inner.deep_copy(), self._vocabulary_size
+        return Matcher(inner, self._tokenizer, size, self._eos_ids, self._last)
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these, which it allows."""
         self._inner.consume_tokens(list(token_ids))
+        self._last = [*token_ids[-1:]] or self._last
         self._check()
 
     def forced(self) -> int | None:
@@ -50,9 +67,9 @@ class Matcher:
         if self._inner.is_stopped():
             self._check()
             return self._eos_ids[0]
-        found: list[int] = self._inner.compute_ff_tokens()
+        found = self._first_forced(self._last)
         self._check()
-        return found[0] if found else None
+        return found
 
     def accepted(self, guesses: Sequence[int]) -> int:
         """How many of ``guesses`` may follow one after the other. None follows an end."""
@@ -67,13 +84,13 @@ class Matcher:
     def masks(self, guesses: Sequence[int]) -> list[Words]:
         """What may come next, and after each more of ``guesses``, which are accepted: their masks,
         one more than guesses."""
-        found = [self._mask()]
+        found = [self._mask(self._last)]
         consumed = 0
         for token_id in guesses:
             if self._inner.is_stopped() or not self._inner.try_consume_tokens([token_id]):
                 break
             consumed += 1
-            found.append(self._mask())
+            found.append(self._mask([token_id]))
         if consumed:
             self._inner.rollback(consumed)
         self._check()
@@ -81,10 +98,26 @@ class Matcher:
             found.append(mask_words(self._eos_ids[:1], self._vocabulary_size))
         return found
 
-    def _mask(self) -> Words:
+    def _first_forced(self, last: list[int]) -> int | None:
+        """The first token of what must follow ``last``, as llguidance reads it."""
+        text = self._inner.compute_ff_bytes()
+        self.long = len(text) > WINDOW
+        window = WINDOW
+        while window < len(text):
+            begun, _ = self._tokenizer.tokenize_partial(text[:window], last)
+            if begun:
+                return begun[0]
+            window *= 4
+        found: list[int] = self._inner.compute_ff_tokens() if text else []
+        return found[0] if found else None
+
+    def _mask(self, last: list[int]) -> Words:
         if self._inner.is_stopped():
             self._check()
             return mask_words(self._eos_ids[:1], self._vocabulary_size)
+        forced = self._first_forced(last)
+        if forced is not None:
+            return mask_words((forced,), self._vocabulary_size)
         words = np.zeros(blocks_of(self._vocabulary_size), np.uint64)
         size = 4 * -(-self._vocabulary_size // 32)
         self._inner.unsafe_compute_mask_ptr(words.ctypes.data, size)  # without the interpreter lock

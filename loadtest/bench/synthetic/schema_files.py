@@ -87,7 +87,8 @@ class Holder:
         inner = LLMatcher(self._tokens, constraint.text(), log_level=0, limits=parser_limits())
         told = Compiled(inner.get_error() or None, tuple(inner.get_grammar_warnings()))
         notes = checked_notes(told, constraint)
-        return constraint, Matcher(inner, self._vocabulary_size, self._eos_ids), notes
+        matcher = Matcher(inner, self._tokens, self._vocabulary_size, self._eos_ids)
+        return constraint, matcher, notes
 
     def passes(self, matcher: Matcher, text: str) -> tuple[bool, int]:
         """Whether every token of ``text`` is in the mask of its place, and an end may follow the

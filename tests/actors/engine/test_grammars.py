@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 
 from lexshard.actors.engine.completion import run_to_completion
+from lexshard.actors.engine.constraints import LONG_TOKENS
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.text.codec import TextCodec
+from lexshard.kernels.masks import ids_of
 from tests.support.demo_engine import demo_engine
 from tests.support.grammar_cases import (
     GRAMMARS,
     OTHERS,
     SCHEMAS,
+    VOCABULARY,
     MaskedDecoding,
     ends_well,
     grammar_requests,
     told,
 )
-from tests.support.paths import DEMO_DRAFT
+from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.quick import quick
 from tests.support.speculation_cases import Guesses, run_and_close
 
@@ -80,11 +84,12 @@ def test_guesses_change_nothing(requests: list[Request], expected: Said, share: 
     assert bool(drafter.right) == bool(share)
 
 
-def test_what_has_ended_is_an_instance(requests: list[Request], expected: Said) -> None:
-    codec = demo_engine(**CONTEXT)._text_codec()
+def instances(said: Said) -> int:
+    """How many outputs under schemas have ended; raises where one is no instance of its schema."""
+    codec = TextCodec.load(str(DEMO))
     assert codec is not None
     ended = 0
-    for index, (token_ids, reason) in enumerate(expected):
+    for index, (token_ids, reason) in enumerate(said):
         schema = index % len(GRAMMARS)
         if reason == "stop" and schema < len(SCHEMAS):
             detokenizer = codec.detokenizer((), 0)
@@ -92,7 +97,24 @@ def test_what_has_ended_is_an_instance(requests: list[Request], expected: Said) 
                 detokenizer.push(token_id)
             ends_well(detokenizer.finish(), SCHEMAS[schema])
             ended += 1
-    assert ended >= 5
+    return ended
+
+
+def test_what_has_ended_is_an_instance(expected: Said) -> None:
+    assert instances(expected) >= 5
+
+
+@pytest.mark.parametrize("verify", ["same-distribution", "sigmoid"])
+def test_what_has_ended_is_an_instance_where_guesses_are_tested(
+    requests: list[Request], expected: Said, verify: str
+) -> None:
+    """The tokens are others then."""
+    drafting = {"draft": str(DEMO_DRAFT), "draft_length": "fixed", "verify": verify}
+    engine = demo_engine(**CONTEXT, **drafting)
+    said = told(run_and_close(engine, requests))
+    assert engine.statistics().draft_accepted_tokens > 50
+    assert said != expected
+    assert instances(said) >= 5
 
 
 def test_an_output_that_is_forced_takes_no_step(engine: Engine) -> None:
@@ -107,6 +129,41 @@ def test_an_output_that_is_forced_takes_no_step(engine: Engine) -> None:
     assert len(event.certificates) == len(event.token_ids) == len(event.origins)
     assert engine.steps.counters.steps == steps
     engine.check_idle()
+
+
+@pytest.mark.parametrize("name", ["plain", "look-up", "samplers"])
+def test_a_long_constant_keeps_no_other_sequence_waiting(name: str) -> None:
+    """Of 40 KB few tokens come at once, and the others go on between them."""
+    engine = demo_engine(**ENGINES[name])
+    certain = "one certain word and then another of it all, said the fox. " * 700
+    grammar = f'start: /[ab]/ "{certain}"'
+    asked = SamplingParameters(max_tokens=120, grammar=grammar, certificate=True)
+    other = SamplingParameters(max_tokens=400, seed=2, ignore_eos=True)
+    assert engine.submit(Request("long", 0, (5, 6), asked)) is None
+    assert engine.submit(Request("other", 0, (5, 9), other)) is None
+    matcher = engine._grammars.matcher(grammar)
+    said: list[int] = []
+    others = most = 0
+    while len(said) < 120:
+        for event in engine.step():
+            assert event.error is None
+            if event.request_id == "long":
+                said.extend(event.token_ids)
+                forced = [each.need for each in event.certificates].count("forced")
+                assert forced <= LONG_TOKENS
+                most = max(most, forced)
+            else:
+                others += 1
+    assert most == LONG_TOKENS
+    assert others >= 120 // (LONG_TOKENS + 1) - 1
+    for token_id in said:
+        [words] = matcher.masks(())
+        assert token_id in ids_of(words, VOCABULARY)
+        matcher.consume((token_id,))
+    engine.cancel("other")
+    engine.step()
+    engine.check_idle()
+    engine.close()
 
 
 def test_an_output_that_was_cut_goes_on_the_same(requests: list[Request], expected: Said) -> None:

@@ -9,7 +9,8 @@ import pytest
 from lexshard.actors.decision import sampler
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.start.warm_up import warm_up_requests
-from lexshard.actors.messages import SamplingParameters
+from lexshard.actors.grammar import grammars
+from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.demo_engine import demo_engine
 
 MOST, STEP = 16, 512
@@ -60,3 +61,29 @@ def test_rows_of_all_logits_are_decided_the_same_before_their_kernel_is_at_hand(
     monkeypatch.setattr(sampler, "decide_dense", decide_dense)
     assert told(not_yet, kinds[1]) == expected[1]
     assert decide_dense.called
+
+
+def test_a_first_grammar_finds_the_tokenizer_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the interpreter lock as it is made: not while streams are served."""
+    engine = demo_engine()
+    engine.warm_up()
+    monkeypatch.setattr(grammars, "grammar_tokenizer", None)
+    asked = SamplingParameters(max_tokens=9, grammar='start: "one certain word"')
+    event = engine.submit(Request("first", 0, (5, 6), asked))
+    assert event is not None
+    assert event.finish_reason == "stop"
+    engine.close()
+
+
+def test_a_model_without_a_tokenizer_for_grammars_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = Mock(side_effect=ValueError("no tokenizer.json: grammars say which text may follow"))
+    monkeypatch.setattr(grammars, "grammar_tokenizer", refuse)
+    engine = demo_engine()
+    engine.warm_up()
+    refuse.assert_called_once()
+    asked = SamplingParameters(max_tokens=9, grammar='start: "one certain word"')
+    event = engine.submit(Request("first", 0, (5, 6), asked))
+    assert event is not None
+    assert event.refused
+    assert "tokenizer.json" in (event.error or "")
+    engine.close()

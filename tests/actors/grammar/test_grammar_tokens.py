@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -106,3 +108,33 @@ def test_a_forced_run_is_the_same_token_by_token_and_whatever_was_guessed_betwee
     whole = tokenizer.decode_str(said[:-1])
     assert whole.startswith("one certain word, and then")
     assert whole.endswith("the end, of it all")
+
+
+LONG = {
+    "words": "one certain word, and then another of it all; " * 20,
+    "code": "".join(f"    if x[{i}] >= {i * i}:\n\n\t\treturn 'it''s'\n" for i in range(16)),
+    "digits": "".join(str(i * i) for i in range(180)),
+    "no words": "abc" * 300,
+    "quotes": "....'s'll''tre" * 60,
+    "others": "東京½🦊é naïve " * 40,
+    "spaces": (" " * 290 + "a") * 3,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_of_a_long_text_the_first_token_is_told_from_its_beginning(name: str) -> None:
+    """The one that llguidance finds which reads all of it; masks say the same."""
+    tokenizer = grammar_tokenizer(DEMO, 16_384, (0, 4))
+    text = json.dumps({"grammars": [{"lark_grammar": f"start: {json.dumps(LONG[name])}"}]})
+    matcher = compiled(text, tokenizer, 16_384, (0, 4)).copy()
+    whole = LLMatcher(tokenizer, text)
+    long = 0
+    while not whole.is_stopped():
+        token_id = whole.compute_ff_tokens()[0]
+        assert matcher.forced() == token_id
+        long += matcher.long
+        [words] = matcher.masks(())
+        assert ids_of(words, 16_384).tolist() == [token_id]
+        matcher.consume([token_id])
+        whole.consume_token(token_id)
+    assert long > 50
