@@ -134,6 +134,7 @@ class TokenCountReply(Reply):
 class MessagesErrorObject(Reply):
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class MessagesErrorReply(Reply):

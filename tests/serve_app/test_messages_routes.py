@@ -70,6 +70,15 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
     assert refused(model="other")[:2] == (404, "not_found_error")
 
 
+def test_the_librarys_runner_goes_on_without_a_thread(url: str) -> None:
+    """It asks for one by itself, and leaves it out after the error that says there is none."""
+    with pytest.raises(anthropic.BadRequestError, match="'thread' is not implemented") as error:
+        client(url).beta.messages.create(**ASKED, thread={"type": "create"})
+    assert error.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"  # type: ignore[index]
+    message = client(url).beta.messages.tool_runner(tools=[], **ASKED).until_done()
+    assert message.content[0].to_dict()["text"] == "Hello"
+
+
 def test_so_have_those_of_the_server_around_it() -> None:
     engine = MockEngine(script=lambda _: Script([(97,)], hangs=True))
 
