@@ -43,6 +43,7 @@ class MessagesWriter(PartsWriter):
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage_of(NO_USAGE),
+            **self.notes,
         }
 
     def begun(self) -> list[Event]:

@@ -42,8 +42,9 @@ class ReplyPart:
 class PartsWriter(ReplyWriter):
     """Writes one reply of one choice, whose log-probabilities are as ``chat`` writes them.
     ``finish_reason`` and ``stop_reason``, the stop string that ended it, are None until they are
-    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. A subclass has
-    the protocol's words."""
+    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. ``notes`` are a
+    field of every reply: what was asked of it and left to the model, where there is such. A
+    subclass has the protocol's words."""
 
     def __init__(self, chat: ChatWriter) -> None:
         super().__init__(chat.options)
@@ -52,6 +53,7 @@ class PartsWriter(ReplyWriter):
         self.stop_reason: str | None = None
         self.usage: dict[str, Any] | None = None
         self.receipt: dict[str, Any] | None = None
+        self.notes = {"constraint_notes": chat.notes} if chat.notes else {}
         self._chat = chat
         self._has_begun = False
 

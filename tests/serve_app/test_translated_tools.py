@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -88,6 +89,47 @@ def test_a_conversation_of_messages_with_a_tool() -> None:
         )
 
     serve(test, engine, TOKENIZER)
+
+
+LOOSE = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": LOOSE}]},
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "Hi",
+                "text": {"format": {"type": "json_schema", "name": "f", "schema": LOOSE}},
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [{"name": "f", "input_schema": LOOSE}],
+            },
+        ),
+    ],
+)
+def test_a_reply_tells_what_was_left_to_the_model(path: str, fields: dict[str, Any]) -> None:
+    async def test(client: Client) -> None:
+        whole = (await client.post(path, json=fields)).json()
+        [note] = whole["constraint_notes"]
+        assert note.endswith("'not' at '#/properties/a/not' was left to the model")
+        streamed = await client.post(path, json=fields | {"stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if "data: " in line]
+        told = [event.get("response") or event.get("message") or {} for event in events]
+        assert told[0]["constraint_notes"] == [note]
+        assert all(each["constraint_notes"] == [note] for each in told if each)
+
+    serve(test, saying("{}", TOKENIZER), TOKENIZER)
 
 
 @pytest.mark.parametrize(
