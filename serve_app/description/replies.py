@@ -29,11 +29,16 @@ class CachedTokens(Reply):
     cached_tokens: int
 
 
+class ReasoningTokens(Reply):
+    reasoning_tokens: int
+
+
 class UsageReply(Reply):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class CompletionLogprobs(Reply):

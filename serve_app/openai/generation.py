@@ -81,9 +81,10 @@ class Generation:
         return sum(choice.generated for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Token counts. The n choices of a prompt share it: it counts once."""
+        """Token counts. The n choices of a prompt share it: it counts once. Those of reasoning are
+        told where replies may have some, or calls."""
         completion_tokens = self.completion_tokens
-        return {
+        usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
@@ -91,6 +92,10 @@ class Generation:
                 "cached_tokens": sum(choice.cached_tokens for choice in self._first_choices)
             },
         }
+        if self.choices[0].parser is not None:
+            thought = sum(choice.reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return usage
 
     @property
     def _first_choices(self) -> list[Choice]:

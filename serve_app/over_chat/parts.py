@@ -6,17 +6,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.openai.reply_reader import PartKind
 from lexshard.serve_app.openai.response_writer import ReplyWriter, receipt_of
 
 Event = dict[str, Any]
-PartKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class PartsWriter(ReplyWriter):
         self.notes = {"constraint_notes": chat.notes} if chat.notes else {}
         self._chat = chat
         self._has_begun = False
+        self._unsaid: list[dict[str, Any]] = []  # of tokens whose text is held back
 
     @abstractmethod
     def begun(self) -> list[Event]:
@@ -113,9 +114,9 @@ class PartsWriter(ReplyWriter):
         events: list[Event] = []
         if delta.reasoning:
             events += self._told("reasoning", delta.reasoning, [])
+        scores = self._text_scores(delta)
         if delta.text:
-            scores = self._chat.logprobs(delta)
-            events += self._told("text", delta.text, scores["content"] if scores else [])
+            events += self._told("text", delta.text, scores)
         for piece in delta.calls:
             if piece.name is not None:
                 called = piece.name, piece.call_id or "", piece.custom
@@ -128,6 +129,18 @@ class PartsWriter(ReplyWriter):
             self.stop_reason = stop if isinstance(stop, str) else None
             self.receipt = receipt_of(delta)
         return events
+
+    def _text_scores(self, delta: Delta) -> list[dict[str, Any]]:
+        """Log-probabilities of the tokens that say text now; some may have come before."""
+        told = self._chat.logprobs(delta)
+        if told is None:
+            return []
+        self._unsaid += told["content"]
+        own: list[dict[str, Any]] = []
+        for kind, tokens in delta.said:
+            own += self._unsaid[:tokens] if kind == "text" else []
+            del self._unsaid[:tokens]
+        return own
 
     def _told(self, kind: PartKind, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         events: list[Event] = []
