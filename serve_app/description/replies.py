@@ -81,7 +81,7 @@ class DrawnToken(Candidate):
     top: list[Candidate]
 
 
-Ended = Literal["stop", "length"]
+Ended = Literal["stop", "length", "error"]
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
 
@@ -94,6 +94,7 @@ class ChoiceReply(Reply):
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []
     receipt: dict[str, Any] = {}
+    error: ErrorObject | None = None
 
 
 class CompletionText(ChoiceReply):
@@ -145,7 +146,7 @@ class ChatMessage(Reply):
     tool_calls: list[ToolCall] = []
 
 
-ChatEnded = Literal["stop", "length", "tool_calls"]
+ChatEnded = Literal["stop", "length", "tool_calls", "error"]
 
 
 class ChatChoice(ChoiceReply):

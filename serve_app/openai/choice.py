@@ -79,9 +79,10 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """The state of one choice. ``finish_reason`` is None while it runs. ``parser`` tells reasoning
-    and calls of tools from its text, if anything does; ``called``: there were some. ``receipt`` is
-    written as it goes on, where the client wants one."""
+    """The state of one choice. ``finish_reason`` is None while it runs, ``error`` says why it is
+    ``error``. ``parser`` tells reasoning and calls of tools from its text, if anything does;
+    ``called``: there were some. ``receipt`` is written as it goes on, where the client wants
+    one."""
 
     index: int
     request: Request
@@ -95,6 +96,7 @@ class Choice:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
     called: bool = False
     _started: bool = False
     _detokenizer: Detokenizer = field(init=False)
@@ -153,6 +155,7 @@ class Choice:
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
+        self.error = event.error if reason == "error" else None
         return Delta(
             self,
             text,

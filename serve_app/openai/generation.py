@@ -48,7 +48,8 @@ class Generation:
         """Deltas as they come; those of events that arrived together come together.
 
         Raises:
-            ApiError: the engine refused or lost a sequence.
+            ApiError: the engine refused or lost a sequence. One that it refuses amid its output
+                only ends with the reason ``error``, unless no other comes to more.
         """
         by_id = {choice.request.request_id: choice for choice in self.choices}
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
@@ -61,7 +62,9 @@ class Generation:
                 choice = by_id[event.request_id]
                 if choice.finish_reason is not None:
                     continue
-                if event.finish_reason in ("error", "abort"):
+                if event.finish_reason in ("error", "abort") and not self._fails_alone(
+                    event, choice
+                ):
                     raise self._failure(event)
                 if event.timing is not None:
                     self._record.note_timing(event.timing)
@@ -113,6 +116,11 @@ class Generation:
         self._ticket.set_waiting(max(0, self._ticket.waiting - prompt_tokens))
         if self._record.first_token_time is None:
             self._record.first_token_time = time.monotonic()
+
+    def _fails_alone(self, event: SequenceEvent, choice: Choice) -> bool:
+        others = (other for other in self.choices if other is not choice)
+        begun = event.refused and choice.generated > 0
+        return begun and any(other.finish_reason != "error" for other in others)
 
     def _failure(self, event: SequenceEvent) -> ApiError:
         reason = event.error or f"the engine ended the sequence ({event.finish_reason})"
