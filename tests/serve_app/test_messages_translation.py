@@ -122,7 +122,7 @@ def test_a_choice_among_no_tools_asks_for_nothing() -> None:
     ("read", "effort", "on", "told"),
     [
         ({"reasoning_effort"}, "low", None, {"reasoning_effort": "low"}),
-        ({"reasoning_effort"}, "max", True, {"reasoning_effort": "xhigh"}),
+        ({"reasoning_effort"}, "max", True, {"reasoning_effort": "max"}),
         ({"reasoning_effort"}, "low", False, {"reasoning_effort": "none"}),
         ({"enable_thinking"}, "low", True, {"chat_template_kwargs": {"enable_thinking": True}}),
         ({"thinking"}, None, False, {"chat_template_kwargs": {"thinking": False}}),
