@@ -36,7 +36,12 @@ from lexshard.serve_app.messages_api.errors import (
     is_messages_path,
 )
 from lexshard.serve_app.messages_api.routes import count_tokens, create_message
-from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
+from lexshard.serve_app.middleware import (
+    MESSAGES_REQUEST_ID,
+    RECORD_KEY,
+    REQUEST_ID_HEADER,
+    RequestMiddleware,
+)
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
 from lexshard.serve_app.openai.chat import create_chat_completion
 from lexshard.serve_app.openai.completions import create_completion
@@ -311,7 +316,7 @@ def _middleware(
             *("authorization", API_KEY_HEADER, "anthropic-version", "anthropic-beta"),
             *("content-type", REQUEST_ID_HEADER, TRACEPARENT),
         ),
-        expose_headers=(REQUEST_ID_HEADER, TRACEPARENT, "retry-after"),
+        expose_headers=(REQUEST_ID_HEADER, MESSAGES_REQUEST_ID, TRACEPARENT, "retry-after"),
     )
     return [around, cors]
 

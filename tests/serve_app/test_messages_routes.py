@@ -36,6 +36,16 @@ def test_either_header_has_the_key(url: str) -> None:
         client(url, api_key="wrong").messages.create(**ASKED)
 
 
+def test_the_library_tells_the_id_of_a_request(url: str) -> None:
+    raw = client(url).messages.with_raw_response.create(**ASKED)
+    assert raw.request_id == raw.headers["x-request-id"]
+    assert raw.parse()._request_id == raw.request_id
+    with pytest.raises(anthropic.AuthenticationError) as told:
+        client(url, api_key="wrong").messages.create(**ASKED)
+    assert told.value.request_id is not None
+    assert "request-id" not in httpx.get(f"{url}/health").headers
+
+
 def test_its_header_opens_nothing_else(url: str) -> None:
     reply = httpx.get(f"{url}/v1/models", headers={"x-api-key": "one"})
     assert reply.status_code == 401
