@@ -71,7 +71,7 @@ def test_every_field_is_described_with_its_limits(description: dict[str, Any]) -
         assert schema["additionalProperties"] == {"type": "null"}
     chat = schemas["ChatCompletionRequest"]
     assert chat["required"] == ["messages"]
-    assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 4
+    assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 16
     assert chat["properties"]["n"]["anyOf"][0]["maximum"] == 128
     assert chat["properties"]["tools"]["anyOf"][0]["maxItems"] == 512
     assert chat["properties"]["functions"]["enum"] == [None, []]

@@ -123,6 +123,8 @@ def test_stop_sequences_end_a_message(url: str) -> None:
     told = client(url).messages.create(**ASKED, stop_sequences=["ll"])
     assert told.content[0].to_dict()["text"] == "He"
     assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", "ll")
+    several = [*map(str, range(15)), "ll"]
+    assert client(url).messages.create(**ASKED, stop_sequences=several).stop_sequence == "ll"
 
 
 @pytest.mark.parametrize("stream", [False, True])
