@@ -30,6 +30,7 @@ from lexshard.serve_app.edge.wire import PATH as EDGE
 from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.messages_api.errors import (
+    API_KEY_HEADER,
     COUNT_TOKENS,
     MESSAGES,
     error_response,
@@ -140,8 +141,6 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-API_KEY_HEADER = "x-api-key"
-
 # What takes a body. Those asked most come first: the router tries one after the other.
 POSTS = {
     "/v1/completions": create_completion,
@@ -178,6 +177,8 @@ OPEN_GETS = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
+# What these paths take beside GET.
+OTHER_METHODS = {RESPONSE: ("DELETE",), "/ping": ("POST",)}
 ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE, "/")
 PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
 # The page at / and what it alone asks, where the operator has not left it out.
@@ -212,8 +213,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
                 authenticated(request)
             return await handler(state, request)
 
-        methods = ["GET", "DELETE"] if path == RESPONSE else ["GET"]
-        return Route(path, endpoint, methods=methods)
+        return Route(path, endpoint, methods=["GET", *OTHER_METHODS.get(path, ())])
 
     edge = EdgeEndpoint(state, keys)
     playground: list[BaseRoute] = []

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from lexshard.serve_app.openai.errors import ApiError, json_response
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+API_KEY_HEADER = "x-api-key"
 OVERLOADED = 529
 # Anthropic's own clients ask for `thread` unasked, and ask again without it where they read this.
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
