@@ -49,7 +49,7 @@ from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
-from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
+from lexshard.serve_app.peer_routes import absent, load, ping, server_info
 from lexshard.serve_app.playground.page import page, page_file
 from lexshard.serve_app.playground.processes import about, kill
 from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
@@ -340,7 +340,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the router refuses: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.scope[RECORD_KEY].path
-    told = ApiError(404, ABSENT.get(path) or f"There is nothing at {request.url.path}")
+    told = ApiError(404, absent(path) or f"There is nothing at {request.url.path}")
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
         told = ApiError(405, message, headers=dict(error.headers or {}))

@@ -106,7 +106,7 @@ OPERATIONS = (
         RESPONSE,
         "Forgets a response",
         translated.DeletedReply,
-        errors=(404, 503),
+        errors=(400, 404, 503),
         method="delete",
     ),
     Operation(
