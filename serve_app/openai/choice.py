@@ -19,10 +19,10 @@ from lexshard.actors.messages import (
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import waiting_cost
-from lexshard.serve_app.openai.reply_reader import ReplyReader, Run
 from lexshard.serve_app.receipts.issuing import OpenReceipt
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
+from lexshard.serve_app.tools.reply_reader import ReplyReader, Run
 
 
 @dataclass(frozen=True, slots=True)

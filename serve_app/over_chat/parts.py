@@ -13,8 +13,8 @@ import orjson
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.openai.reply_reader import PartKind
 from lexshard.serve_app.openai.response_writer import ReplyWriter, receipt_of
+from lexshard.serve_app.tools.reply_reader import PartKind
 
 Event = dict[str, Any]
 
