@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
+
+from msgspec.structs import replace
 
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser, Spoken
@@ -51,7 +54,12 @@ class ReplyReader:
         runs, self._runs = self._runs, []
         if len(spoken) == 1:
             return spoken[0], runs
-        calls: list[CallPiece] = [piece for each in spoken for piece in each.calls]
+        calls: list[CallPiece] = []
+        for piece in chain.from_iterable(each.calls for each in spoken):
+            if piece.name is None and calls and calls[-1].index == piece.index:
+                calls[-1] = replace(calls[-1], text=calls[-1].text + piece.text)
+            else:
+                calls.append(piece)
         reasoning = "".join(each.reasoning for each in spoken)
         return Spoken(reasoning, "".join(each.content for each in spoken), calls), runs
 

@@ -116,6 +116,9 @@ def test_tokens_belong_to_what_they_say_however_they_come(step: int) -> None:
         assert scored.decode() == part["text"]
         assert (call["type"], told["status"]) == ("function_call", "completed")
         assert told["usage"]["output_tokens_details"] == details
+        streamed = (await client.post("/v1/responses", json=asked | {"stream": True})).text
+        pieces = streamed.count("event: response.function_call_arguments.delta")
+        assert pieces <= -(-len(call["arguments"]) // step) + 1  # one of each step
         chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": thoughtful}
         whole = (await client.post("/v1/chat/completions", json=chat)).json()
         assert whole["choices"][0]["message"]["reasoning"] == "Hm 1 < 2, \u00e9"

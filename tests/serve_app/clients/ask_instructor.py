@@ -32,7 +32,7 @@ def told_by(url: str, key: str, model: str, mode: instructor.Mode) -> Told:
         messages=messages, response_model=FreeTables, **usual
     )
     told.called.append(call.day)
-    messages.append(reply.choices[0].message)
+    messages.append(reply.choices[0].message.model_dump())
     if mode == instructor.Mode.TOOLS:
         asked = reply.choices[0].message.tool_calls[0]
         result = {"role": "tool", "tool_call_id": asked.id, "content": free_tables(call.day)}
