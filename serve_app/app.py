@@ -30,20 +30,26 @@ from lexshard.serve_app.edge.wire import PATH as EDGE
 from lexshard.serve_app.engine_client import EngineClient
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.messages_api.errors import (
+    API_KEY_HEADER,
     COUNT_TOKENS,
     MESSAGES,
     error_response,
     is_messages_path,
 )
 from lexshard.serve_app.messages_api.routes import count_tokens, create_message
-from lexshard.serve_app.middleware import RECORD_KEY, REQUEST_ID_HEADER, RequestMiddleware
+from lexshard.serve_app.middleware import (
+    MESSAGES_REQUEST_ID,
+    RECORD_KEY,
+    REQUEST_ID_HEADER,
+    RequestMiddleware,
+)
 from lexshard.serve_app.observability.server_metrics import CONTENT_TYPE, ServerMetrics
 from lexshard.serve_app.openai.chat import create_chat_completion
 from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
-from lexshard.serve_app.peer_routes import ABSENT, load, ping, server_info
+from lexshard.serve_app.peer_routes import absent, load, ping, server_info
 from lexshard.serve_app.playground.page import page, page_file
 from lexshard.serve_app.playground.processes import about, kill
 from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
@@ -135,8 +141,6 @@ def _model_card(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-API_KEY_HEADER = "x-api-key"
-
 # What takes a body. Those asked most come first: the router tries one after the other.
 POSTS = {
     "/v1/completions": create_completion,
@@ -173,6 +177,8 @@ OPEN_GETS = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
+# What these paths take beside GET.
+OTHER_METHODS = {RESPONSE: ("DELETE",), "/ping": ("POST",)}
 ALL_PATHS = (*POSTS, *PAIR_POSTS, *GUARDED_GETS, *OPEN_GETS, EDGE, "/")
 PATHS = tuple(path for path in ALL_PATHS if "{" not in path)
 # The page at / and what it alone asks, where the operator has not left it out.
@@ -207,8 +213,7 @@ def _routes(state: ServerState) -> list[BaseRoute]:
                 authenticated(request)
             return await handler(state, request)
 
-        methods = ["GET", "DELETE"] if path == RESPONSE else ["GET"]
-        return Route(path, endpoint, methods=methods)
+        return Route(path, endpoint, methods=["GET", *OTHER_METHODS.get(path, ())])
 
     edge = EdgeEndpoint(state, keys)
     playground: list[BaseRoute] = []
@@ -311,7 +316,7 @@ def _middleware(
             *("authorization", API_KEY_HEADER, "anthropic-version", "anthropic-beta"),
             *("content-type", REQUEST_ID_HEADER, TRACEPARENT),
         ),
-        expose_headers=(REQUEST_ID_HEADER, TRACEPARENT, "retry-after"),
+        expose_headers=(REQUEST_ID_HEADER, MESSAGES_REQUEST_ID, TRACEPARENT, "retry-after"),
     )
     return [around, cors]
 
@@ -335,7 +340,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """What the router refuses: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.scope[RECORD_KEY].path
-    told = ApiError(404, ABSENT.get(path) or f"There is nothing at {request.url.path}")
+    told = ApiError(404, absent(path) or f"There is nothing at {request.url.path}")
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}"
         told = ApiError(405, message, headers=dict(error.headers or {}))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lexshard.cluster.process_tree import die_with_parent
 from lexshard.serve_app.api_processes.direct_ingress import DirectIngress, application_here
-from lexshard.serve_app.messages_api.errors import error_response
+from lexshard.serve_app.messages_api.errors import error_response, is_messages_path
 from lexshard.serve_app.observability.server_metrics import ServerMetrics
 from lexshard.serve_app.openai.errors import ClientDisconnectedError, internal_error
 from lexshard.serve_app.request_record import TRACEPARENT, RequestRecord
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lexshard.http")
 
 REQUEST_ID_HEADER = "x-request-id"
+MESSAGES_REQUEST_ID = "request-id"  # where clients of Anthropic's look
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Ray Serve lets any client switch off disconnect handling and set timeouts with these.
 RAY_CONTROL_HEADERS = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
@@ -36,8 +37,9 @@ def acceptable_request_id(value: str | None) -> bool:
 
 
 class RequestMiddleware:
-    """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``; with ``tracing``
-    a place in a trace, too, which the response's ``traceparent`` names.
+    """Gives each request a record (``scope[RECORD_KEY]``) and an ``x-request-id``, those of the
+    Messages protocol under its own name, too; with ``tracing`` a place in a trace, which the
+    response's ``traceparent`` names.
 
     Exceptions become a 500 without internals. ``root_path`` may stand before every path; it is no
     part of what paths are counted and logged as.
@@ -79,6 +81,8 @@ class RequestMiddleware:
                 record.status = message["status"]
                 told = MutableHeaders(scope=message)
                 told[REQUEST_ID_HEADER] = record.request_id
+                if is_messages_path(record.path):
+                    told[MESSAGES_REQUEST_ID] = record.request_id
                 if record.traceparent is not None:
                     told[TRACEPARENT] = record.traceparent
             await send(message)

@@ -17,13 +17,24 @@ _NO_PAIRS = (
 _NO_ADAPTERS = "this server has no LoRA adapters: it serves one model, as it was started"
 # Paths of peers' servers where there is nothing, those of pairs unless options say how they are
 # scored; and what is said there.
-ABSENT = {
+_ABSENT = {
     **dict.fromkeys(
         ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/v1/embed"), _NO_EMBEDDINGS
     ),
     **dict.fromkeys((*SCORE_PATHS, *RERANK_PATHS), _NO_PAIRS),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
 }
+_NO_BACKGROUND = (
+    "this server makes no responses in the background ('background' is not implemented): to end "
+    "one, close the connection it comes by"
+)
+
+
+def absent(path: str) -> str | None:
+    """What is said of such a path, where it is one of a peer's."""
+    if path.startswith("/v1/responses/") and path.endswith("/cancel"):
+        return _NO_BACKGROUND
+    return _ABSENT.get(path)
 
 
 async def ping(state: ServerState, _: Request) -> Response:

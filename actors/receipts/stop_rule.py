@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.actors.text.token_bytes import TokenBytes
 
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters
 MOST_SHOWN = 64
 

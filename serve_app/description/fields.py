@@ -146,7 +146,7 @@ TRANSLATED_MEANINGS: dict[str, dict[str, str]] = {
         "max_tokens": TOKENS_AT_MOST,
         "stop_sequences": "texts that end an answer",
         **dict.fromkeys(("cache_control", "speed", "inference_geo"), IGNORED),
-        **dict.fromkeys(("context_management", "mcp_servers", "container"), ABSENT),
+        **dict.fromkeys(("context_management", "mcp_servers", "container", "thread"), ABSENT),
     },
 }
 _NOT_CUT = {"truncate_prompt_tokens": ABSENT}

@@ -13,7 +13,12 @@ from pydantic.json_schema import models_json_schema
 from lexshard.serve_app.description import replies
 from lexshard.serve_app.description import translated_replies as translated
 from lexshard.serve_app.description.fields import MEANINGS, TRANSLATED_MEANINGS
-from lexshard.serve_app.messages_api.errors import COUNT_TOKENS, MESSAGES, OVERLOADED
+from lexshard.serve_app.messages_api.errors import (
+    API_KEY_HEADER,
+    COUNT_TOKENS,
+    MESSAGES,
+    OVERLOADED,
+)
 from lexshard.serve_app.messages_api.protocol import CountTokensRequest, MessagesRequest
 from lexshard.serve_app.openai import protocol
 from lexshard.serve_app.openai.chat_fields import ChatCompletionRequest, TokenizeChatRequest
@@ -36,7 +41,7 @@ REASONS = {
 # Of every route that takes a body.
 ASKED = (400, 404, 408, 413, 429, 500)
 SCHEMAS = "#/components/schemas/"
-SECURITY = "API key"
+SECURITY, OWN_SECURITY = "API key", "API key of Messages"
 TEXT = {"type": "string"}
 
 
@@ -101,7 +106,7 @@ OPERATIONS = (
         RESPONSE,
         "Forgets a response",
         translated.DeletedReply,
-        errors=(404, 503),
+        errors=(400, 404, 503),
         method="delete",
     ),
     Operation(
@@ -180,7 +185,12 @@ OPERATIONS = (
     Operation(
         "/health", "Whether requests are taken", replies.HealthReply, errors=(503,), guarded=False
     ),
-    Operation("/ping", "The same, as SageMaker asks", None, errors=(503,), guarded=False),
+    *(
+        Operation(
+            "/ping", "The same, as SageMaker asks", None, errors=(503,), guarded=False, method=each
+        )
+        for each in ("get", "post")
+    ),
     Operation("/load", "How many sequences are open", replies.LoadReply, guarded=False),
     Operation(
         "/server_info",
@@ -230,8 +240,10 @@ def describe(
         "components": {"schemas": schemas["$defs"]},
     }
     if has_keys:
-        bearer = {"type": "http", "scheme": "bearer"}
-        description["components"]["securitySchemes"] = {SECURITY: bearer}
+        description["components"]["securitySchemes"] = {
+            SECURITY: {"type": "http", "scheme": "bearer"},
+            OWN_SECURITY: {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
+        }
     return description
 
 
@@ -259,6 +271,8 @@ def _operation(operation: Operation, has_keys: bool) -> dict[str, Any]:
     if has_keys and operation.guarded:
         errors.add(401)
         told["security"] = [{SECURITY: []}]
+        if operation.error is translated.MessagesErrorReply:
+            told["security"].append({OWN_SECURITY: []})  # either of both
     for status in sorted(errors):
         error = {"description": REASONS[status], "content": _json(operation.error)}
         told["responses"][str(status)] = error

@@ -29,11 +29,16 @@ class CachedTokens(Reply):
     cached_tokens: int
 
 
+class ReasoningTokens(Reply):
+    reasoning_tokens: int
+
+
 class UsageReply(Reply):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class CompletionLogprobs(Reply):
@@ -76,7 +81,7 @@ class DrawnToken(Candidate):
     top: list[Candidate]
 
 
-Ended = Literal["stop", "length"]
+Ended = Literal["stop", "length", "error"]
 PromptLogprobs = list[dict[str, RankedToken] | None]
 
 
@@ -89,6 +94,7 @@ class ChoiceReply(Reply):
     certificates: list[Certificate] = []
     drafts: list[TokenOrigin] = []
     receipt: dict[str, Any] = {}
+    error: ErrorObject | None = None
 
 
 class CompletionText(ChoiceReply):
@@ -140,7 +146,7 @@ class ChatMessage(Reply):
     tool_calls: list[ToolCall] = []
 
 
-ChatEnded = Literal["stop", "length", "tool_calls"]
+ChatEnded = Literal["stop", "length", "tool_calls", "error"]
 
 
 class ChatChoice(ChoiceReply):

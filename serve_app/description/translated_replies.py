@@ -69,6 +69,7 @@ class ResponsesReply(Reply):
     usage: ResponseUsageReply | None
     user: str | None
     receipt: dict[str, Any] | None = None
+    constraint_notes: list[str] | None = None
 
 
 class ResponsesEvent(OpenReply):
@@ -113,6 +114,7 @@ class MessagesReply(Reply):
     stop_sequence: str | None
     usage: MessagesUsage
     receipt: dict[str, Any] | None = None
+    constraint_notes: list[str] | None = None
 
 
 class MessagesEvent(OpenReply):
@@ -134,6 +136,7 @@ class TokenCountReply(Reply):
 class MessagesErrorObject(Reply):
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class MessagesErrorReply(Reply):

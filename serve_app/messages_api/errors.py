@@ -9,7 +9,10 @@ from starlette.responses import Response
 from lexshard.serve_app.openai.errors import ApiError, json_response
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+API_KEY_HEADER = "x-api-key"
 OVERLOADED = 529
+# Anthropic's own clients ask for `thread` unasked, and ask again without it where they read this.
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -32,7 +35,9 @@ def is_messages_path(path: str) -> bool:
 
 def messages_error(error: ApiError, request_id: str) -> dict[str, Any]:
     """The body of an error."""
-    told = {"type": TYPES[error.status], "message": error.message}
+    told: dict[str, Any] = {"type": TYPES[error.status], "message": error.message}
+    if error.parameter == "thread":
+        told["details"] = NO_THREADS
     return {"type": "error", "error": told, "request_id": request_id}
 
 

@@ -115,6 +115,7 @@ class MessagesRequest(PromptFields):
     inference_geo: str | None = None
 
     container: Annotated[Any, NotImplementedField()] = None
+    thread: Annotated[Any, NotImplementedField()] = None
 
 
 NO_IMAGES = "this model reads text only"

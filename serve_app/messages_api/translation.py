@@ -55,7 +55,16 @@ class MessagesTurn(StrictModel):
 
 
 class Turns(ChatMessages):
-    """Those that turns of a conversation make up."""
+    """Those that turns of a conversation make up. The user's that follow each other are one, as
+    with Anthropic: many chat templates want turns to alternate."""
+
+    def add(self, message: dict[str, Any], place: str) -> None:
+        last: dict[str, Any] = self.messages[-1] if self.messages else {"role": ""}
+        if not message["role"] == last["role"] == "user":
+            super().add(message, place)
+            return
+        last["content"] = _parts(last["content"])
+        last["content"] += _parts(message["content"])
 
     def read(self, message: Piece) -> None:
         """Adds what a message says: results of tools are messages of their own.
@@ -120,6 +129,10 @@ class Turns(ChatMessages):
         text = "" if content.value is None else "\n".join(read_texts(content))
         message = {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}
         self.add(message, block.place)
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:

@@ -10,8 +10,9 @@ import orjson
 from lexshard.serve_app.messages_api.errors import messages_error
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.over_chat.parts import Event, PartKind, PartsWriter, ReplyPart
+from lexshard.serve_app.over_chat.parts import Event, PartsWriter, ReplyPart
 from lexshard.serve_app.request_record import RequestRecord
+from lexshard.serve_app.tools.reply_reader import PartKind
 
 # Nothing here is encrypted, so nothing has to be verified when it comes back; but clients forget
 # thinking that has an empty signature.
@@ -43,6 +44,7 @@ class MessagesWriter(PartsWriter):
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage_of(NO_USAGE),
+            **self.notes,
         }
 
     def begun(self) -> list[Event]:

@@ -127,7 +127,8 @@ def _check_message(message: Any) -> Any:
             raise PydanticCustomError("owner", told, {"field": name})
     if role == "tool" and not message.get("tool_call_id"):
         raise PydanticCustomError("missing", "is required", {"field": "tool_call_id"})
-    if message.get("content") is None and any(map(message.get, ("tool_calls", *THOUGHTS))):
+    silent = message.get("content") in (None, [])
+    if silent and any(map(message.get, ("tool_calls", *THOUGHTS))):
         # Clients send back what they got: a reply that only calls tools has no text.
         message = {**message, "content": ""}
     return known_fields(message, Message.__annotations__)
@@ -244,7 +245,9 @@ class ChatFields(StrictModel):
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = (
         None
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

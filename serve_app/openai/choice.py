@@ -22,6 +22,7 @@ from lexshard.serve_app.admission import waiting_cost
 from lexshard.serve_app.receipts.issuing import OpenReceipt
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
+from lexshard.serve_app.tools.reply_reader import ReplyReader, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
     begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
     ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for.
-    ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed."""
+    ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed; ``said``
+    tells which tokens, these and those before that no delta has told of, say which part."""
 
     choice: Choice
     text: str
@@ -72,13 +74,15 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     finish_reason: FinishReason | None
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
+    said: Sequence[Run] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """The state of one choice. ``finish_reason`` is None while it runs. ``parser`` tells reasoning
-    and calls of tools from its text, if anything does; ``called``: there were some. ``receipt`` is
-    written as it goes on, where the client wants one."""
+    """The state of one choice. ``finish_reason`` is None while it runs, ``error`` says why it is
+    ``error``. ``parser`` tells reasoning and calls of tools from its text, if anything does;
+    ``called``: there were some. ``receipt`` is written as it goes on, where the client wants
+    one."""
 
     index: int
     request: Request
@@ -92,14 +96,21 @@ class Choice:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
     called: bool = False
     _started: bool = False
     _detokenizer: Detokenizer = field(init=False)
+    _reader: ReplyReader = field(init=False)
 
     def __post_init__(self, token_bytes: TokenBytes) -> None:
         stop, include_stop = self.options.stop, self.options.include_stop
         least = self.request.parameters.min_tokens
         self._detokenizer = Detokenizer(token_bytes, stop, include_stop, least)
+        self._reader = ReplyReader(self.parser)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
 
     @property
     def waiting_tokens(self) -> int:
@@ -132,13 +143,11 @@ class Choice:
         self.generated += len(token_ids)
         if self.receipt is not None:
             self.receipt.add(tuple(token_ids), event.logits[: len(token_ids)])
-        text = self._detokenizer.finish() if reason is not None else self._detokenizer.take()
-        reasoning = ""
-        calls: Sequence[CallPiece] = ()
-        if self.parser is not None:
-            spoken = self.parser.feed(text, last=reason is not None)
-            text, reasoning, calls = spoken.content, spoken.reasoning, spoken.calls
-            self.called = self.called or bool(calls)
+        last = reason is not None
+        self._reader.read(self._detokenizer.finish() if last else self._detokenizer.take(), last)
+        spoken, said = self._reader.taken()
+        text = spoken.content
+        self.called = self.called or bool(spoken.calls)
         if first and self.options.echo:
             text = self.echo_text + text
             if self.options.logprobs is not None:
@@ -146,6 +155,7 @@ class Choice:
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
+        self.error = event.error if reason == "error" else None
         return Delta(
             self,
             text,
@@ -156,8 +166,9 @@ class Choice:
             origins,
             first,
             reason,
-            reasoning,
-            calls,
+            spoken.reasoning,
+            spoken.calls,
+            said,
         )
 
     def _push(
@@ -175,8 +186,12 @@ class Choice:
         for i, token_id in enumerate(token_ids):
             if wants_offsets:
                 offsets.append(len(self.echo_text) + detokenizer.decoded_length)
-            if i < shown and detokenizer.push(token_id):
-                return i + 1, detokenizer.stop_string
+            if i < shown:
+                self._reader.token()
+                if detokenizer.push(token_id):
+                    return i + 1, detokenizer.stop_string
+                if self.parser is not None:
+                    self._reader.read(detokenizer.take())
         return len(token_ids), None
 
     def _prompt_offsets(self, token_bytes: TokenBytes) -> list[int]:

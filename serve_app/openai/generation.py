@@ -48,7 +48,8 @@ class Generation:
         """Deltas as they come; those of events that arrived together come together.
 
         Raises:
-            ApiError: the engine refused or lost a sequence.
+            ApiError: the engine refused or lost a sequence. One that it refuses amid its output
+                only ends with the reason ``error``, unless no other comes to more.
         """
         by_id = {choice.request.request_id: choice for choice in self.choices}
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
@@ -61,7 +62,9 @@ class Generation:
                 choice = by_id[event.request_id]
                 if choice.finish_reason is not None:
                     continue
-                if event.finish_reason in ("error", "abort"):
+                if event.finish_reason in ("error", "abort") and not self._fails_alone(
+                    event, choice
+                ):
                     raise self._failure(event)
                 if event.timing is not None:
                     self._record.note_timing(event.timing)
@@ -81,9 +84,10 @@ class Generation:
         return sum(choice.generated for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """Token counts. The n choices of a prompt share it: it counts once."""
+        """Token counts. The n choices of a prompt share it: it counts once. Those of reasoning are
+        told where replies may have some, or calls."""
         completion_tokens = self.completion_tokens
-        return {
+        usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
@@ -91,6 +95,10 @@ class Generation:
                 "cached_tokens": sum(choice.cached_tokens for choice in self._first_choices)
             },
         }
+        if self.choices[0].parser is not None:
+            thought = sum(choice.reasoning_tokens for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return usage
 
     @property
     def _first_choices(self) -> list[Choice]:
@@ -108,6 +116,11 @@ class Generation:
         self._ticket.set_waiting(max(0, self._ticket.waiting - prompt_tokens))
         if self._record.first_token_time is None:
             self._record.first_token_time = time.monotonic()
+
+    def _fails_alone(self, event: SequenceEvent, choice: Choice) -> bool:
+        others = (other for other in self.choices if other is not choice)
+        begun = event.refused and choice.generated > 0
+        return begun and any(other.finish_reason != "error" for other in others)
 
     def _failure(self, event: SequenceEvent) -> ApiError:
         reason = event.error or f"the engine ended the sequence ({event.finish_reason})"

@@ -194,7 +194,8 @@ class TextReader:
         if body.reasoning_effort is not None:
             if not tokenizer.reads("reasoning_effort"):
                 raise not_implemented("reasoning_effort")
-            variables = {"reasoning_effort": body.reasoning_effort, **variables}
+            effort = "xhigh" if body.reasoning_effort == "max" else body.reasoning_effort
+            variables = {"reasoning_effort": effort, **variables}  # templates know no `max`
         tools = [tool.for_template() for tool in body.offered()]
         check_texts([told.size], "messages", self.context)
         tools_size = json_bytes(tools, "tools")

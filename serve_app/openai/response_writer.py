@@ -12,7 +12,7 @@ import orjson
 
 from lexshard.actors.messages import TokenOrigin
 from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions, joined
-from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.protocol import StreamOptions
 
@@ -27,7 +27,7 @@ def server_sent_event(payload: dict[str, Any]) -> bytes:
 def receipt_of(delta: Delta) -> dict[str, Any] | None:
     """That of a choice which ends with ``delta``, where the client wants one."""
     choice, reason = delta.choice, delta.finish_reason
-    if choice.receipt is None or reason is None:
+    if choice.receipt is None or reason in (None, "error"):
         return None
     return choice.receipt.ended(reason, choice.stop_reason)
 
@@ -182,6 +182,8 @@ class ResponseWriter(ReplyWriter):
         receipt = receipt_of(delta)
         if receipt is not None:
             told["receipt"] = receipt
+        if delta.choice.error is not None:
+            told |= bad_request(delta.choice.error).body()
         return told
 
     def _rejected_bytes(self, origin: TokenOrigin) -> list[int] | None:

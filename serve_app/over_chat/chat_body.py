@@ -12,8 +12,6 @@ EFFORT = "reasoning_effort"
 # Variables of chat templates by which they let models think, or not.
 SWITCHES = ("enable_thinking", "thinking")
 NO_THINKING = "none"
-# Where a chat completion has another name.
-EFFORTS = {"max": "xhigh"}
 Reads = Callable[[str], bool]
 
 
@@ -57,5 +55,5 @@ def thinking_fields(reads: Reads, effort: str | None, on: bool | None) -> dict[s
     if on is False:
         effort = NO_THINKING if switch is None else None
     if effort is not None and reads(EFFORT):
-        told[EFFORT] = EFFORTS.get(effort, effort)
+        told[EFFORT] = effort
     return told

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -14,9 +14,9 @@ from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.openai.response_writer import ReplyWriter, receipt_of
+from lexshard.serve_app.tools.reply_reader import PartKind
 
 Event = dict[str, Any]
-PartKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
@@ -42,8 +42,9 @@ class ReplyPart:
 class PartsWriter(ReplyWriter):
     """Writes one reply of one choice, whose log-probabilities are as ``chat`` writes them.
     ``finish_reason`` and ``stop_reason``, the stop string that ended it, are None until they are
-    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. A subclass has
-    the protocol's words."""
+    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. ``notes`` are a
+    field of every reply: what was asked of it and left to the model, where there is such. A
+    subclass has the protocol's words."""
 
     def __init__(self, chat: ChatWriter) -> None:
         super().__init__(chat.options)
@@ -52,8 +53,10 @@ class PartsWriter(ReplyWriter):
         self.stop_reason: str | None = None
         self.usage: dict[str, Any] | None = None
         self.receipt: dict[str, Any] | None = None
+        self.notes = {"constraint_notes": chat.notes} if chat.notes else {}
         self._chat = chat
         self._has_begun = False
+        self._unsaid: list[dict[str, Any]] = []  # of tokens whose text is held back
 
     @abstractmethod
     def begun(self) -> list[Event]:
@@ -111,9 +114,9 @@ class PartsWriter(ReplyWriter):
         events: list[Event] = []
         if delta.reasoning:
             events += self._told("reasoning", delta.reasoning, [])
+        scores = self._text_scores(delta)
         if delta.text:
-            scores = self._chat.logprobs(delta)
-            events += self._told("text", delta.text, scores["content"] if scores else [])
+            events += self._told("text", delta.text, scores)
         for piece in delta.calls:
             if piece.name is not None:
                 called = piece.name, piece.call_id or "", piece.custom
@@ -126,6 +129,18 @@ class PartsWriter(ReplyWriter):
             self.stop_reason = stop if isinstance(stop, str) else None
             self.receipt = receipt_of(delta)
         return events
+
+    def _text_scores(self, delta: Delta) -> list[dict[str, Any]]:
+        """Log-probabilities of the tokens that say text now; some may have come before."""
+        told = self._chat.logprobs(delta)
+        if told is None:
+            return []
+        self._unsaid += told["content"]
+        own: list[dict[str, Any]] = []
+        for kind, tokens in delta.said:
+            own += self._unsaid[:tokens] if kind == "text" else []
+            del self._unsaid[:tokens]
+        return own
 
     def _told(self, kind: PartKind, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         events: list[Event] = []

@@ -89,12 +89,11 @@ async def kept_response(state: ServerState, request: Request) -> Response:
     """A response that is kept, or, with the method DELETE, no longer.
 
     Raises:
-        ApiError: 404 where it is not kept, or is another key's.
+        ApiError: 404 where it is not kept, or is another key's; 400 for what the query asks of it.
     """
     response_id = request.path_params["response_id"]
+    _check_query(request, stream=("false", "0", ""))
     if request.method != "DELETE":
-        if request.query_params.get("stream") == "true":
-            raise not_implemented("stream")
         return json_response((await _stored(state, request)).response)
     if not await state.responses.delete(_owner(request), response_id):
         raise _not_found(response_id)
@@ -108,6 +107,7 @@ async def list_input_items(state: ServerState, request: Request) -> Response:
     Raises:
         ApiError: 404 where it is not kept, or is another key's; 400 for a page that there is not.
     """
+    _check_query(request, order=None, after=None, limit=None)
     query = request.query_params
     items = (await _stored(state, request)).items
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit")
@@ -133,6 +133,14 @@ async def list_input_items(state: ServerState, request: Request) -> Response:
             "has_more": len(items) > most,
         }
     )
+
+
+def _check_query(request: Request, **known: tuple[str, ...] | None) -> None:
+    """Raises `ApiError` for what is none of the ``known`` parameters, or has none of its values."""
+    for name, value in request.query_params.multi_items():
+        values = known.get(name, ())
+        if values is not None and value not in values:
+            raise not_implemented(shortened(name))
 
 
 async def _stored(state: ServerState, request: Request) -> StoredResponse:

@@ -32,7 +32,7 @@ class ResponsesWriter(PartsWriter):
         self._ids: list[str] = []  # of the items, by their numbers
         self._events = 0
         self._keep = keep
-        self._response = _beginning(asked, model)
+        self._response = _beginning(asked, model) | self.notes
 
     def begun(self) -> list[Event]:
         return [

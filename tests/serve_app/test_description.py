@@ -71,7 +71,7 @@ def test_every_field_is_described_with_its_limits(description: dict[str, Any]) -
         assert schema["additionalProperties"] == {"type": "null"}
     chat = schemas["ChatCompletionRequest"]
     assert chat["required"] == ["messages"]
-    assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 4
+    assert chat["properties"]["stop"]["anyOf"][1]["maxItems"] == 16
     assert chat["properties"]["n"]["anyOf"][0]["maximum"] == 128
     assert chat["properties"]["tools"]["anyOf"][0]["maxItems"] == 512
     assert chat["properties"]["functions"]["enum"] == [None, []]
@@ -106,6 +106,16 @@ def test_keys_and_the_path_of_a_proxy_are_told(description: dict[str, Any]) -> N
     guarded = {path for path, ways in description["paths"].items() if "security" in str(ways)}
     unguarded = {"/health", "/ping", "/load", "/metrics", "/version"}
     assert description["paths"].keys() - guarded == unguarded
+    schemes = description["components"]["securitySchemes"]
+    for path, ways in description["paths"].items():
+        for way in ways.values():
+            named = {
+                schemes[name].get("name", "bearer")
+                for each in way.get("security", ())
+                for name in each
+            }
+            own = {"x-api-key"} if path.startswith("/v1/messages") else set()
+            assert named in (set(), {"bearer"} | own)
     with listening(root_path="/llm") as url:
         told = httpx.get(f"{url}/llm/openapi.json").json()
     assert told["servers"] == [{"url": "/llm"}]

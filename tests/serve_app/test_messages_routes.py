@@ -36,6 +36,16 @@ def test_either_header_has_the_key(url: str) -> None:
         client(url, api_key="wrong").messages.create(**ASKED)
 
 
+def test_the_library_tells_the_id_of_a_request(url: str) -> None:
+    raw = client(url).messages.with_raw_response.create(**ASKED)
+    assert raw.request_id == raw.headers["x-request-id"]
+    assert raw.parse()._request_id == raw.request_id
+    with pytest.raises(anthropic.AuthenticationError) as told:
+        client(url, api_key="wrong").messages.create(**ASKED)
+    assert told.value.request_id is not None
+    assert "request-id" not in httpx.get(f"{url}/health").headers
+
+
 def test_its_header_opens_nothing_else(url: str) -> None:
     reply = httpx.get(f"{url}/v1/models", headers={"x-api-key": "one"})
     assert reply.status_code == 401
@@ -68,6 +78,15 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
     *kind, message = refused(max_tokens=99_999)
     assert (*kind,) == invalid
     assert refused(model="other")[:2] == (404, "not_found_error")
+
+
+def test_the_librarys_runner_goes_on_without_a_thread(url: str) -> None:
+    """It asks for one by itself, and leaves it out after the error that says there is none."""
+    with pytest.raises(anthropic.BadRequestError, match="'thread' is not implemented") as error:
+        client(url).beta.messages.create(**ASKED, thread={"type": "create"})
+    assert error.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"  # type: ignore[index]
+    message = client(url).beta.messages.tool_runner(tools=[], **ASKED).until_done()
+    assert message.content[0].to_dict()["text"] == "Hello"
 
 
 def test_so_have_those_of_the_server_around_it() -> None:
@@ -104,6 +123,8 @@ def test_stop_sequences_end_a_message(url: str) -> None:
     told = client(url).messages.create(**ASKED, stop_sequences=["ll"])
     assert told.content[0].to_dict()["text"] == "He"
     assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", "ll")
+    several = [*map(str, range(15)), "ll"]
+    assert client(url).messages.create(**ASKED, stop_sequences=several).stop_sequence == "ll"
 
 
 @pytest.mark.parametrize("stream", [False, True])

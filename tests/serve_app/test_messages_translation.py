@@ -80,6 +80,15 @@ def test_what_a_chat_completion_refuses_of_a_tool_is_told_of_its_schema() -> Non
     assert told.message == "'tools[0].input_schema' is wrong"
 
 
+def test_turns_of_the_user_that_follow_each_other_are_one() -> None:
+    told = translated(HELLO, user(TEXT), HELLO, assistant(USE), user(RESULT), user(TEXT), HELLO)
+    texts = [{"type": "text", "text": text} for text in ("Hi", "x", "Hi")]
+    first, _, result, last = told["messages"]
+    assert first == {"role": "user", "content": texts}
+    assert result["role"] == "tool"
+    assert last == {"role": "user", "content": texts[1:]}
+
+
 def test_a_result_without_content_is_empty() -> None:
     empty = {"type": "tool_result", "tool_use_id": "c1", "is_error": True}
     told = translated(HELLO, assistant(USE), user(empty))["messages"]
@@ -122,7 +131,7 @@ def test_a_choice_among_no_tools_asks_for_nothing() -> None:
     ("read", "effort", "on", "told"),
     [
         ({"reasoning_effort"}, "low", None, {"reasoning_effort": "low"}),
-        ({"reasoning_effort"}, "max", True, {"reasoning_effort": "xhigh"}),
+        ({"reasoning_effort"}, "max", True, {"reasoning_effort": "max"}),
         ({"reasoning_effort"}, "low", False, {"reasoning_effort": "none"}),
         ({"enable_thinking"}, "low", True, {"chat_template_kwargs": {"enable_thinking": True}}),
         ({"thinking"}, None, False, {"chat_template_kwargs": {"thinking": False}}),

@@ -70,7 +70,7 @@ BAD_IN_BOTH: dict[str, list[Any]] = {
     "presence_penalty": [2.5],
     "frequency_penalty": [-3],
     "seed": [2**63, 1.0],
-    "stop": [["a", "b", "c", "d", "e"], [""], 3, "a" * 2000],
+    "stop": [["a"] * 17, [""], 3, "a" * 2000],
     "stop_token_ids": [[VOCABULARY], [-1]],
     "allowed_token_ids": [[], [VOCABULARY]],
     "logit_bias": [

@@ -108,6 +108,33 @@ def test_a_kept_response_is_not_streamed_again(url: str) -> None:
         client(url).responses.retrieve(made.id, stream=True)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "?stream=1", "stream"),
+        ("GET", "?stream=false&starting_after=3", "starting_after"),
+        ("GET", "?include[]=message.output_text.logprobs", "include[]"),
+        ("DELETE", "?force=1", "force"),
+        ("GET", "/input_items?include=x", "include"),
+        ("GET", "/input_items?before=x", "before"),
+    ],
+)
+def test_what_is_not_implemented_of_a_kept_response_is_named(
+    url: str, method: str, path: str, name: str
+) -> None:
+    made = client(url).responses.create(input="Hi")
+    headers = {"Authorization": "Bearer one"}
+    reply = httpx.request(method, f"{url}/v1/responses/{made.id}{path}", headers=headers)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert client(url).responses.retrieve(made.id, stream=False).id == made.id
+
+
+def test_there_is_nothing_in_the_background_to_cancel(url: str) -> None:
+    made = client(url).responses.create(input="Hi")
+    with pytest.raises(openai.NotFoundError, match="'background' is not implemented"):
+        client(url).responses.cancel(made.id)
+
+
 def test_mistakes_name_the_field_and_are_none_of_the_server(url: str) -> None:
     ask = client(url).responses
     with pytest.raises(openai.BadRequestError) as told:

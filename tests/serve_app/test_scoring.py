@@ -98,8 +98,8 @@ def test_more_sequences_than_the_server_runs_are_refused() -> None:
 def test_the_server_tells_of_itself_in_vllms_shapes() -> None:
     async def check(client: Client) -> None:
         key = {"Authorization": "Bearer key"}
-        ping = await client.get("/ping")
-        assert (ping.status_code, ping.content) == (200, b"")
+        for ping in (await client.get("/ping"), await client.post("/ping")):
+            assert (ping.status_code, ping.content) == (200, b"")
         assert (await client.get("/load")).json() == {"server_load": 0}
         assert (await client.get("/server_info")).status_code == 401
         told = (await client.get("/server_info", headers=key)).json()

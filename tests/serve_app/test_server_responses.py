@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lexshard.actors.messages import Request
 from tests.support.mock_engine import BOS, EOS, MockEngine, Script, ids, spell
-from tests.support.mock_server import Client, chat, complete, says, serve
+from tests.support.mock_server import HELLO, Client, chat, complete, post, says, serve, stream
 
 
 def test_completion_has_openai_shape() -> None:
@@ -42,6 +42,40 @@ def test_chat_has_openai_shape() -> None:
     assert reply["usage"]["prompt_tokens"] == len("<user>Hi\n<assistant>")
     assert reply["usage"]["completion_tokens"] == 12
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+def refused_later(request: Request) -> Script:
+    """What the engine refuses amid the output of one sequence, as a mask that costs too much."""
+    if request.choice == 1:
+        return Script([(97,)], error="too odd", refused=True)
+    return spell("Hello", seconds_per_step=0.001)
+
+
+def test_a_choice_that_is_refused_later_fails_alone() -> None:
+    engine = MockEngine(script=refused_later)
+    told = complete({"n": 3}, engine)["choices"]
+    assert [(each["text"], each["finish_reason"]) for each in told] == [
+        ("Hello", "stop"),
+        ("a", "error"),
+        ("Hello", "stop"),
+    ]
+    assert told[1]["error"]["message"] == "too odd"
+    assert "error" not in told[0]
+    chunks = stream("/v1/chat/completions", {"messages": HELLO, "n": 3}, engine)
+    ends = [each for chunk in chunks for each in chunk["choices"] if each["finish_reason"]]
+    assert sorted((each["index"], each["finish_reason"]) for each in ends) == [
+        (0, "stop"),
+        (1, "error"),
+        (2, "stop"),
+    ]
+    assert [each["error"]["message"] for each in ends if "error" in each] == ["too odd"]
+
+
+def test_where_all_choices_are_refused_so_is_the_request() -> None:
+    for n in (1, 2):
+        engine = MockEngine(script=lambda _: Script([(97,)], error="too odd", refused=True))
+        reply = post("/v1/completions", {"prompt": "abc", "n": n}, engine)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "too odd")
 
 
 def test_choices_of_batched_prompts_are_in_order() -> None:

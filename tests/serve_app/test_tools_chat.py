@@ -12,8 +12,10 @@ from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from tests.support.mock_engine import MockEngine, Script
 from tests.support.mock_server import HELLO, Client, events, listening, serve
 from tests.support.tool_chats import (
+    CALLED,
     CLOCK,
     MARKS,
+    RESULT,
     SHELL,
     TEMPLATE,
     WEATHER,
@@ -252,11 +254,20 @@ def test_templates_get_tools_and_calls_as_objects() -> None:
     )
 
 
-def test_a_template_may_read_how_hard_to_think() -> None:
+@pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("max", "xhigh")])
+def test_a_template_may_read_how_hard_to_think(effort: str, told: str) -> None:
     template = TEMPLATE + "{{ reasoning_effort }}"
     engine = saying("Hello", SPELLED)
-    chat(engine, tool_tokenizer(template), reasoning_effort="high")
-    assert SPELLED.decode(engine.requests[0].prompt_ids).endswith("<assistant>high")
+    chat(engine, tool_tokenizer(template), reasoning_effort=effort)
+    assert SPELLED.decode(engine.requests[0].prompt_ids).endswith(f"<assistant>{told}")
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_turn_of_calls_alone_comes_back_with_any_empty_content(content: Any) -> None:
+    engine = saying("Hello", SPELLED)
+    chat(engine, SPELLED, messages=[*HELLO, CALLED | {"content": content}, RESULT])
+    prompt = SPELLED.decode(engine.requests[0].prompt_ids)
+    assert "<assistant><tool_call>clock:</tool_call>" in prompt
 
 
 def test_tools_that_are_too_much_together_are_held_to_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -88,6 +89,84 @@ def test_a_conversation_of_messages_with_a_tool() -> None:
         )
 
     serve(test, engine, TOKENIZER)
+
+
+THOUGHTFUL = (
+    "<think>Hm 1 < 2, \u00e9</think>\n\nI look: \u00e9 < 3.\n\n<tool_call>\n"
+    '{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+)
+THOUGHT = "<think>Hm 1 < 2, \u00e9</think>\n\n"
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 200])
+def test_tokens_belong_to_what_they_say_however_they_come(step: int) -> None:
+    """Halves of characters and what might be a mark are held back; marks are no text."""
+    tools: Any = [{"type": "function", "name": "get_weather", "parameters": SCHEMA}]
+    asked = {"input": "Hi", "tools": tools, "include": ["message.output_text.logprobs"]}
+    thoughtful = len(TOKENIZER.encode(THOUGHT, add_special_tokens=False))
+    details = {"reasoning_tokens": thoughtful}
+
+    async def test(client: Client) -> None:
+        told = (await client.post("/v1/responses", json=asked)).json()
+        thought, said, call = told["output"]
+        assert thought["content"][0]["text"] == "Hm 1 < 2, \u00e9"
+        [part] = said["content"]
+        assert part["text"] == "I look: \u00e9 < 3."
+        scored = bytes(byte for token in part["logprobs"] for byte in token["bytes"])
+        assert scored.decode() == part["text"]
+        assert (call["type"], told["status"]) == ("function_call", "completed")
+        assert told["usage"]["output_tokens_details"] == details
+        streamed = (await client.post("/v1/responses", json=asked | {"stream": True})).text
+        pieces = streamed.count("event: response.function_call_arguments.delta")
+        assert pieces <= -(-len(call["arguments"]) // step) + 1  # one of each step
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": thoughtful}
+        whole = (await client.post("/v1/chat/completions", json=chat)).json()
+        assert whole["choices"][0]["message"]["reasoning"] == "Hm 1 < 2, \u00e9"
+        # The mark that ends a thought counts when something follows it.
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == thoughtful - 3
+
+    serve(test, saying(THOUGHTFUL, TOKENIZER, step), TOKENIZER)
+
+
+LOOSE = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": LOOSE}]},
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "Hi",
+                "text": {"format": {"type": "json_schema", "name": "f", "schema": LOOSE}},
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [{"name": "f", "input_schema": LOOSE}],
+            },
+        ),
+    ],
+)
+def test_a_reply_tells_what_was_left_to_the_model(path: str, fields: dict[str, Any]) -> None:
+    async def test(client: Client) -> None:
+        whole = (await client.post(path, json=fields)).json()
+        [note] = whole["constraint_notes"]
+        assert note.endswith("'not' at '#/properties/a/not' was left to the model")
+        streamed = await client.post(path, json=fields | {"stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if "data: " in line]
+        told = [event.get("response") or event.get("message") or {} for event in events]
+        assert told[0]["constraint_notes"] == [note]
+        assert all(each["constraint_notes"] == [note] for each in told if each)
+
+    serve(test, saying("{}", TOKENIZER), TOKENIZER)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ opening = partial(delta, first=True)
 
 
 def said(text: str, *logprobs: TokenLogprobs) -> Delta:
-    return delta(text, logprobs=logprobs)
+    return delta(text, logprobs=logprobs, said=[("text", len(logprobs))])
 
 
 def thought(text: str) -> Delta:

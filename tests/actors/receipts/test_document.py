@@ -146,7 +146,7 @@ def wrong(**changes: Any) -> dict[str, Any]:
         wrong(stop={}),
         wrong(stop={**asdict(STOP), "strings": []}),
         wrong(stop={**asdict(STOP), "strings": [""]}),
-        wrong(stop={**asdict(STOP), "strings": ["a"] * 5}),
+        wrong(stop={**asdict(STOP), "strings": ["a"] * 17}),
         wrong(stop={**asdict(STOP), "strings": ["a" * 1025]}),
         wrong(stop={**asdict(STOP), "special_shown": True}),
         wrong(stop={**asdict(STOP), "shown_ids": [1] * 65}),

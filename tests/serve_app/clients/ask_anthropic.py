@@ -25,9 +25,8 @@ def messages(url: str, key: str, model: str) -> Told:
         told.called.append(day)
         return free_tables(day)
 
-    # ``thread``: what a server keeps of a conversation is Anthropic's own, and a beta.
     runner = client.beta.messages.tool_runner(
-        tools=[told_tables], tool_choice={"type": "any"}, max_iterations=2, thread=False, **usual
+        tools=[told_tables], tool_choice={"type": "any"}, max_iterations=2, **usual
     )
     for message in runner:
         runner.set_messages_params(lambda asked: asked | {"tool_choice": {"type": "auto"}})

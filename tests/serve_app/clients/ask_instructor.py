@@ -1,7 +1,7 @@
 """Instructor over OpenAI's library: structured replies are calls of a tool, or held to a schema.
 
-It has no loop over tools of its own: the call comes as an object of the tool's arguments. With the
-result OpenAI's client goes on, for instructor makes an empty list of a turn that has calls alone.
+It has no loop over tools of its own: the call comes as an object of the tool's arguments. Of a turn
+that has calls alone it makes one with an empty list of content.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ def told_by(url: str, key: str, model: str, mode: instructor.Mode) -> Told:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     completions = instructor.from_openai(client, mode=mode).chat.completions
     messages: list[Any] = [{"role": "user", "content": CHAT}]
-    sampling: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": MOST}
-    usual = {**sampling, "max_retries": 0}
+    usual: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": MOST, "max_retries": 0}
 
     plain = completions.create(messages=messages, response_model=None, **usual)
     stream = completions.create(messages=messages, response_model=None, stream=True, **usual)
@@ -33,14 +32,14 @@ def told_by(url: str, key: str, model: str, mode: instructor.Mode) -> Told:
         messages=messages, response_model=FreeTables, **usual
     )
     told.called.append(call.day)
-    messages.append(reply.choices[0].message)
+    messages.append(reply.choices[0].message.model_dump())
     if mode == instructor.Mode.TOOLS:
         asked = reply.choices[0].message.tool_calls[0]
         result = {"role": "tool", "tool_call_id": asked.id, "content": free_tables(call.day)}
         messages.append(result)
     else:
         messages.append({"role": "user", "content": free_tables(call.day)})
-    answered = client.chat.completions.create(messages=messages, **sampling)
+    answered = completions.create(messages=messages, response_model=None, **usual)
     told.answer = answered.choices[0].message.content
     return told
 

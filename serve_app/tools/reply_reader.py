@@ -1,0 +1,84 @@
+"""What a reply says, and which of its tokens say it."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Literal
+
+from msgspec.structs import replace
+
+from lexshard.serve_app.tools.calls import CallPiece
+from lexshard.serve_app.tools.reply_parser import ReplyParser, Spoken
+
+PartKind = Literal["reasoning", "text", "call"]
+# So many of a reply's next tokens are of such a part.
+Run = tuple[PartKind, int]
+
+
+class ReplyReader:
+    """Reads one reply, by ``parser`` where it may be more than text.
+
+    Tokens belong to what is said when their text is read, or, if it is held back then, when that is
+    said or turns out to be a mark. Marks belong to what they are around. ``reasoning_tokens``
+    counts those of what was thought.
+    """
+
+    def __init__(self, parser: ReplyParser | None) -> None:
+        self.reasoning_tokens = 0
+        self._parser = parser
+        self._unsaid: list[int] = []  # how many characters each token brought
+        self._last: PartKind = "text" if parser is None else "call"
+        self._spoken: list[Spoken] = []
+        self._runs: list[Run] = []
+
+    def token(self) -> None:
+        """One more has come: what is read next is its text, as far as it is certain."""
+        self._unsaid.append(0)
+
+    def read(self, text: str, last: bool = False) -> None:
+        """Reads the next piece of the reply; nothing may follow the ``last`` one."""
+        if self._unsaid:
+            self._unsaid[-1] += len(text)
+        spoken = Spoken("", text, ()) if self._parser is None else self._parser.feed(text, last)
+        self._spoken.append(spoken)
+        if spoken.reasoning:
+            self._say("reasoning", len(self._unsaid))
+        if spoken.content:
+            self._say_text(len(spoken.content))
+        if spoken.calls:
+            self._say("call", len(self._unsaid))
+
+    def taken(self) -> tuple[Spoken, list[Run]]:
+        """What was said since the last time, and by which tokens, in their order."""
+        spoken, self._spoken = self._spoken, []
+        runs, self._runs = self._runs, []
+        if len(spoken) == 1:
+            return spoken[0], runs
+        calls: list[CallPiece] = []
+        for piece in chain.from_iterable(each.calls for each in spoken):
+            if piece.name is None and calls and calls[-1].index == piece.index:
+                calls[-1] = replace(calls[-1], text=calls[-1].text + piece.text)
+            else:
+                calls.append(piece)
+        reasoning = "".join(each.reasoning for each in spoken)
+        return Spoken(reasoning, "".join(each.content for each in spoken), calls), runs
+
+    def _say_text(self, length: int) -> None:
+        """Where it follows something else, there are tokens of marks before its own."""
+        own = len(self._unsaid)
+        if self._last != "text":
+            own = covered = 0
+            for size in reversed(self._unsaid):
+                if covered >= length and size:
+                    break
+                own, covered = own + 1, covered + size
+            self._say(self._last, len(self._unsaid) - own)
+        self._say("text", own)
+
+    def _say(self, kind: PartKind, tokens: int) -> None:
+        self._last = kind
+        if tokens:
+            self._runs.append((kind, tokens))
+            del self._unsaid[:tokens]
+        if kind == "reasoning":
+            self.reasoning_tokens += tokens
