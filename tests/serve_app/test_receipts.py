@@ -271,6 +271,41 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
 
 
 @pytest.mark.slow
+def test_the_command_compares_the_texts_of_whole_replies(
+    tmp_path: Path, server: Server, capsys: Any
+) -> None:
+    chat = {"messages": HELLO, "max_tokens": 40}
+    for number, (path, more) in enumerate(
+        (
+            ("/v1/completions", {**ASKED["/v1/completions"], "echo": True}),
+            ("/v1/completions", {"prompt": "A fox", "stop": ["the"], "max_tokens": 60}),
+            (
+                "/v1/completions",
+                {"prompt": "A fox", "stop": "e", "include_stop_str_in_output": True},
+            ),
+            (
+                "/v1/completions",
+                {"prompt": [5, 900, 77], "skip_special_tokens": False, "echo": True},
+            ),
+            ("/v1/chat/completions", {**chat, "tools": TOOLS, "tool_choice": "auto"}),
+            ("/v1/chat/completions", ASKED["/v1/chat/completions"]),
+        )
+    ):
+        body = {**more, "seed": 5, "receipt": True}
+        reply = httpx.post(server.url + path, json=body, timeout=60)
+        (tmp_path / f"{number}.json").write_text(reply.text)
+    command = ["replay", str(tmp_path), "--model", str(DEMO), "--threads", "1"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(", and the text") == 9
+    edited = tmp_path / "1.json"
+    told = json.loads(edited.read_text())
+    told["choices"][0]["text"] += "!"
+    edited.write_text(json.dumps(told))
+    assert main(command) == 1
+    assert "its text differs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_command_needs_no_server(tmp_path: Path, receipts: Any, capsys: Any) -> None:
     def replay(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "lexshard.serve_app.cli", "replay", *arguments]
