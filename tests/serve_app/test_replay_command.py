@@ -84,6 +84,13 @@ def test_a_crash_is_not_told_as_a_reply_that_is_not_equal(
     path.write_text(json.dumps(GOOD))
     assert replayed(path) == replay.UNTRIED
     assert "a fault of ours" in capsys.readouterr().err
+
+    def interrupted(*_: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, "_replayed", interrupted)
+    assert replayed(path) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("lexshard: interrupted; ")
     with pytest.raises(SystemExit) as refused:
         replayed(path, more=("--threads", "0"))
     assert refused.value.code == 2
