@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load_file, save_file
 
 from lexshard.actors.receipts.document import Receipt, read_receipt
 from lexshard.actors.receipts.replay import ReplayVerdict
@@ -19,7 +22,9 @@ from lexshard.serve_app.commands import replay
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.receipts.files import found_in
 from lexshard.serve_app.receipts.texts import is_text_of, told_text
+from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO, ROOT
+from tests.support.receipt_cases import receipt_requests, receipts_of
 
 Captured = pytest.CaptureFixture[str]
 GOOD: dict[str, Any] = json.loads((ROOT / "tests/actors/receipts/demo.json").read_text("utf-8"))
@@ -204,3 +209,45 @@ def test_texts_are_those_that_a_server_makes_of_the_tokens(
     for name, own in {"delta": {"content": text}, "message": {"tool_calls": [{}]}}.items():
         assert told_text({name: own}) is None
     assert told_text(both) is None
+
+
+def requantised(weights: dict[str, torch.Tensor]) -> None:
+    """In int8, a scale for each row, and back."""
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+            weights[name] = ((weight.float() / scale).round() * scale).to(weight.dtype)
+
+
+def one_row_a_step_off(weights: dict[str, torch.Tensor]) -> None:
+    """Each weight of it by one step of bfloat16."""
+    weights["model.embed_tokens.weight"][777].view(torch.int16).add_(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("altered", [requantised, one_row_a_step_off])
+def test_other_weights_are_told_of_every_receipt(
+    altered: Callable[[dict[str, torch.Tensor]], None],
+    tmp_path: Path,
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    every = receipt_requests(prompt_ids, 64)
+    asked = [each for each in every if each.parameters.min_tokens <= each.parameters.max_tokens]
+    engine = demo_engine(max_model_len=128)
+    try:
+        receipts = receipts_of(engine, asked)
+    finally:
+        engine.close()
+    lines = tmp_path / "receipts.jsonl"
+    lines.write_text("\n".join(json.dumps(each.as_json()) for each in receipts))
+    folder, verdicts = tmp_path / "demo", tmp_path / "verdicts"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard"))
+    weights = load_file(folder / "model.safetensors")
+    altered(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    own = ("--model", str(folder), "--json", str(verdicts))
+    assert replayed(lines, more=own) == replay.DIFFERENT
+    told = json.loads(verdicts.read_text())
+    assert [each["reason"] for each in told] == ["other model"] * len(asked)
+    if altered is requantised:  # most say another token, or a logit of other bits, too
+        assert sum(each["equal_tokens"] < each["tokens"] for each in told) > 32
