@@ -27,6 +27,7 @@ REFUSALS = (ValueError, OSError, RecursionError)  # among them every refusal of 
 INTERRUPTED = "what was told holds, the others were not tried"
 EQUAL, DIFFERENT, UNTRIED = 0, 1, 2  # exit statuses; see docs/receipts.md
 ALTERED_TEXT = "its tokens are right, its text differs from theirs"
+IDS_ALONE = "; their ids alone are proven, its text was not compared"
 # How an engine here computes as the body of a receipt did.
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "fused": {"device": "cpu"},
@@ -66,113 +67,96 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    report = Report([each for path in arguments.paths for each in found_in(path)])
+    found = [each for path in arguments.paths for each in found_in(path)]
+    outcomes = Outcomes(found)
     groups: dict[tuple[str, str], dict[int, Receipt]] = {}
-    for index, each in enumerate(report.found):
-        receipt = each.receipt
-        if receipt is None:
-            report.take(index, each.refusal)
+    for index, each in enumerate(found):
+        if (receipt := each.receipt) is None:
+            outcomes.take(index, each.refusal)
             continue
         arithmetic = receipt.made_by.arithmetic
         try:
             signer = signed_by(receipt)
         except ReceiptError as error:
-            report.take(index, ReplayVerdict(len(receipt.output_ids), 0, "altered", str(error)))
+            outcomes.take(index, ReplayVerdict(len(receipt.output_ids), 0, "altered", str(error)))
             continue
         if arguments.signed_by not in (None, signer):
-            report.take(index, f"it is not signed by {arguments.signed_by}")
+            outcomes.take(index, f"it is not signed by {arguments.signed_by}")
         elif arithmetic.body not in BODIES:
-            report.take(index, f"its body is {arithmetic.body!r}, which computes nowhere else")
+            outcomes.take(index, f"its body is {arithmetic.body!r}, which computes nowhere else")
         else:
             groups.setdefault((arithmetic.dtype, arithmetic.body), {})[index] = receipt
     if groups:
         folder = Path(model_folder(arguments.model, _tell_progress)).expanduser()
         if not folder.is_dir():
             raise ValueError(f"no model folder at {arguments.model}")
-        tokenizer = _tokenizer(folder, [report.found[i] for own in groups.values() for i in own])
-        report.tokenizer = tokenizer
+        outcomes.tokenizer = _tokenizer(folder, found)
         for (dtype, body), own in groups.items():
+            settings = {"dtype": dtype, "threads": arguments.threads, **BODIES[body]}
             try:
-                for index, outcome in _replayed(
-                    own,
-                    folder,
-                    tokenizer,
-                    {"dtype": dtype, "threads": arguments.threads, **BODIES[body]},
-                ):
-                    report.take(index, outcome)
+                for index, outcome in _replayed(own, folder, outcomes.tokenizer, settings):
+                    outcomes.take(index, outcome)
             except REFUSALS as error:
-                for index in own.keys() - report.outcomes.keys():
-                    report.take(index, str(error))
+                for index in sorted(own.keys() - outcomes.told.keys()):
+                    outcomes.take(index, str(error))
     if arguments.json is not None:
-        told = json.dumps(report.as_json(), indent=1)
-        arguments.json.write_text(told + "\n", encoding="utf-8")
-    return report.end()
+        told = [outcomes.told[index] for index in range(len(found))]
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return outcomes.end()
 
 
-class Report:
-    """The outcomes of all that was ``found``, told as they come: a verdict, or why there is
-    none."""
+class Outcomes:
+    """Of all that was ``found``, ``told`` as they come: a verdict, or why there is none."""
 
     def __init__(self, found: Sequence[FoundReceipt]) -> None:
-        self.found = found
-        self.outcomes: dict[int, ReplayVerdict | str] = {}
+        self.told: dict[int, dict[str, Any]] = {}
         self.tokenizer: ModelTokenizer | None = None
-        self._texts: dict[int, bool | None] = {}
+        self._found = found
         self._started = time.monotonic()
 
     def take(self, index: int, outcome: ReplayVerdict | str) -> None:
         """Tells it; of a reply whose tokens are right its text is compared first."""
-        found, text = self.found[index], ""
-        if isinstance(outcome, ReplayVerdict) and outcome.right and found.beside:
-            outcome, text = self._with_text(index, outcome)
-        self.outcomes[index] = outcome
-        place = found.place
+        found, choice = self._found[index], ""
+        told: dict[str, Any] = {"place": found.place, "choice": None}
         if found.receipt is not None:
-            place += f", choice {found.receipt.choice}"
-        if len(self.found) > 1:
-            place = f"{len(self.outcomes)} of {len(self.found)}: {place}"
-        told = f"NOT TRIED: {outcome}" if isinstance(outcome, str) else _words(outcome) + text
+            told["choice"] = found.receipt.choice
+            choice = f", choice {found.receipt.choice}"
+        if isinstance(outcome, str):
+            told |= {"equal": None, "reason": "not tried", "explanation": outcome}
+            words = f"NOT TRIED: {outcome}"
+        else:
+            same = None
+            if outcome.right and found.beside:
+                same = self._has_its_text(found)
+            if same is False:
+                outcome = replace(outcome, reason="altered", explanation=ALTERED_TEXT)
+            told |= {**outcome.as_json(), "equal_text": same}
+            words = _words(outcome, ", and the text" if same else IDS_ALONE * bool(found.beside))
+        self.told[index] = told
+        count = f"{len(self.told)} of {len(self._found)}: " if len(self._found) > 1 else ""
         # Whatever a file has put into it, it is one line.
-        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in f"{place}: {told}")
-        print(line, flush=True)
+        line = f"{count}{found.place}{choice}: {words}"
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), flush=True)
 
-    def _with_text(self, index: int, verdict: ReplayVerdict) -> tuple[ReplayVerdict, str]:
+    def _has_its_text(self, found: FoundReceipt) -> bool | None:
+        """None where that cannot be told."""
+        if self.tokenizer is None or found.receipt is None:
+            return None
         from lexshard.serve_app.receipts.texts import is_text_of, told_text  # loads transformers
 
-        found = self.found[index]
         text = told_text(found.beside)
-        if text is None or self.tokenizer is None or found.receipt is None:
-            self._texts[index] = None
-            return verdict, "; their ids alone are proven, its text was not compared"
-        self._texts[index] = same = is_text_of(text, found.receipt, self.tokenizer)
-        if not same:
-            verdict = replace(verdict, reason="altered", explanation=ALTERED_TEXT)
-        return verdict, ", and the text" * same
+        return text and is_text_of(text, found.receipt, self.tokenizer, whole=found.whole)
 
     def end(self) -> int:
         """Sums up; returns the exit status."""
-        verdicts = [each for each in self.outcomes.values() if isinstance(each, ReplayVerdict)]
-        right = sum(each.right for each in verdicts)
-        untried = len(self.found) - len(verdicts)
-        if verdicts:
-            tokens = sum(each.equal for each in verdicts)
-            left = f", {untried} not tried" * bool(untried)
-            seconds = time.monotonic() - self._started
-            print(f"{right} of {len(self.found)} equal{left}; {tokens} tokens in {seconds:.1f} s")
-        return DIFFERENT if right < len(verdicts) else UNTRIED if untried else EQUAL
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Every outcome, in the order in which they were found."""
-        told = []
-        for index, each in enumerate(self.found):
-            outcome = self.outcomes[index]
-            if isinstance(outcome, str):
-                own: dict[str, Any] = {"equal": None, "reason": "not tried", "explanation": outcome}
-            else:
-                own = {**outcome.as_json(), "equal_text": self._texts.get(index)}
-            choice = None if each.receipt is None else each.receipt.choice
-            told.append({"place": each.place, "choice": choice, **own})
-        return told
+        equal = [each["equal"] for each in self.told.values()]
+        left = f", {equal.count(None)} not tried" * (None in equal)
+        tokens = sum(each.get("equal_tokens", 0) for each in self.told.values())
+        seconds = time.monotonic() - self._started
+        if True in equal or False in equal:
+            told = f"{equal.count(True)} of {len(equal)} equal{left}"
+            print(f"{told}; {tokens} tokens in {seconds:.1f} s")
+        return DIFFERENT if False in equal else UNTRIED if None in equal else EQUAL
 
 
 def _replayed(
@@ -227,9 +211,9 @@ def _tokenizer(folder: Path, found: Sequence[FoundReceipt]) -> ModelTokenizer | 
         return None
 
 
-def _words(verdict: ReplayVerdict) -> str:
+def _words(verdict: ReplayVerdict, of_text: str) -> str:
     if verdict.right:
-        return f"equal, all {verdict.tokens} tokens"
+        return f"equal, all {verdict.tokens} tokens{of_text}"
     where = ""
     if verdict.expected is not None:
         where = f" token {verdict.equal} is {verdict.found}"

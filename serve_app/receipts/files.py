@@ -18,12 +18,14 @@ NONE_HERE = "there is no receipt in it"
 @dataclass(frozen=True, slots=True)
 class FoundReceipt:
     """What stands at a ``place``: a receipt, or what should have been one or have had one, with
-    the reason why there is none. ``beside`` is the choice of a reply that brought it."""
+    the reason why there is none. ``beside`` is the choice that brought it, which is ``whole``
+    where it cannot be the last piece of a stream."""
 
     place: str
     receipt: Receipt | None
     refusal: str = ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
 
 def found_in(path: Path) -> Iterator[FoundReceipt]:
@@ -48,8 +50,8 @@ def _in_file(path: Path) -> list[FoundReceipt]:
     pieces: dict[str, FoundReceipt] = {}  # of streams, whose receipts are to come
     for place, part in parts:
         try:
-            for name, held in _holders(json.loads(part)):
-                each = _read(place, held)
+            for name, held, whole in _holders(json.loads(part)):
+                each = _read(place, held, whole and name not in pieces)
                 if name and each.receipt is not None:
                     pieces.pop(name, None)
                 if name and held.get("finish_reason", "") is None and "receipt" not in held:
@@ -64,23 +66,24 @@ def _in_file(path: Path) -> list[FoundReceipt]:
     return found or [FoundReceipt(str(path), None, NONE_HERE)]
 
 
-def _holders(told: Any) -> Iterator[tuple[str, Any]]:
-    """What is or has a receipt, or should; choices under a name which their stream's pieces
-    share."""
+def _holders(told: Any) -> Iterator[tuple[str, Any, bool]]:
+    """What is or has a receipt, or should; choices under a name which their stream's pieces share,
+    and whether they are whole: no piece tells what a reply has used."""
     if isinstance(told, list):
         for each in told:
             yield from _holders(each)
     elif isinstance(told, dict) and isinstance(choices := told.get("choices"), list):
         for place, each in enumerate(choices):
             choice = each if isinstance(each, dict) else {}
-            yield f"{told.get('id')} {choice.get('index', place)}", choice
+            name = f"{told.get('id')} {choice.get('index', place)}"
+            yield name, choice, isinstance(told.get("usage"), dict) or "message" in choice
     elif isinstance(told, dict) and "receipts" in told:
         yield from _holders(told["receipts"])
     else:
-        yield "", told
+        yield "", told, isinstance(told, dict) and "message" in told
 
 
-def _read(place: str, held: Any) -> FoundReceipt:
+def _read(place: str, held: Any, whole: bool) -> FoundReceipt:
     if not isinstance(held, dict):
         return FoundReceipt(place, None, NONE_HERE)
     if "receipt" not in held and "digests" not in held:
@@ -88,6 +91,6 @@ def _read(place: str, held: Any) -> FoundReceipt:
         return FoundReceipt(place, None, of_choice + NONE_HERE)
     beside = held if "receipt" in held else {}
     try:
-        return FoundReceipt(place, read_receipt(held.get("receipt", held)), beside=beside)
+        return FoundReceipt(place, read_receipt(held.get("receipt", held)), "", beside, whole)
     except ReceiptError as error:
         return FoundReceipt(place, None, str(error))

@@ -16,23 +16,28 @@ def told_text(choice: Mapping[str, Any]) -> tuple[str, str] | None:
     """The text and the reasoning of a whole ``choice``; None where there is none to compare: in
     pieces of streams, calls of tools, replies of other protocols."""
     text, message = choice.get("text"), choice.get("message")
-    if isinstance(text, str) and message is None and "finish_reason" in choice:
+    if isinstance(text, str) and message is None:
         return text, ""
     if text is not None or not isinstance(message, dict) or message.get("tool_calls"):
         return None
     return str(message.get("content") or ""), str(message.get("reasoning") or "")
 
 
-def is_text_of(told: tuple[str, str], receipt: Receipt, tokenizer: ModelTokenizer) -> bool:
-    """Whether a server may have ``told`` the tokens of ``receipt`` so. What the receipt does not
-    say of its texts may be either: whether special tokens are shown, and the token of the end."""
+def is_text_of(
+    told: tuple[str, str], receipt: Receipt, tokenizer: ModelTokenizer, *, whole: bool
+) -> bool | None:
+    """Whether a server may have ``told`` the tokens of ``receipt`` so; None for what may be the end
+    of a stream, where it need not be the ``whole``. What the receipt does not say of its texts may
+    be either: whether special tokens are shown, and the token of the end."""
+    is_end = False
     for text in _texts(receipt, tokenizer):
         if told in _readings(text, tokenizer):
             return True
         before = told[0][: len(told[0]) - len(text)]
         if told == (before + text, "") and _is_prompt(before, receipt.prompt_ids, tokenizer):
             return True
-    return False
+        is_end = is_end or (not whole and text.endswith(told[0]))
+    return None if is_end else False
 
 
 def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[str]:

@@ -116,6 +116,12 @@ def test_lines_end_where_json_says_and_pieces_of_a_stream_have_one_receipt(tmp_p
     numbers = [each.place.rpartition(":")[2] for each in found]
     assert numbers == ["3", "5", "4"]
     assert [each.receipt is None for each in found] == [False, False, True]
+    (tmp_path / "whole").write_text(json.dumps({"choices": [choice("")], "usage": {}}))
+    (tmp_path / "last").write_text(json.dumps({"choices": [choice("")], "usage": None}))
+    assert [each.whole for name in ("whole", "last") for each in found_in(tmp_path / name)] == [
+        True,
+        False,
+    ]
     (empty := tmp_path / "empty").mkdir()
     assert [each.receipt for each in found_in(empty)] == [None]
 
@@ -190,16 +196,19 @@ def test_receipts_are_replayed_on_the_body_that_made_them(
 def test_texts_are_those_that_a_server_makes_of_the_tokens(
     tokenizer: ModelTokenizer, text: str
 ) -> None:
-    def same(said: dict[str, Any], receipt: Receipt = RECEIPT) -> bool:
+    def same(said: dict[str, Any], receipt: Receipt = RECEIPT, whole: bool = True) -> bool | None:
         told = told_text(said)
         assert told is not None
-        return is_text_of(told, receipt, tokenizer)
+        return is_text_of(told, receipt, tokenizer, whole=whole)
 
     prompt = tokenizer.decode(RECEIPT.prompt_ids)
     assert same(choice(text))
     assert same(choice(prompt + text))  # an echo
     assert not same(choice("Another prompt" + text))
     assert not same(choice(text[:-1]))
+    assert same(choice(text[5:])) is False
+    assert same(choice(text[5:]), whole=False) is None  # it may be the last piece of a stream
+    assert same(choice(text[5:] + "!"), whole=False) is False
     assert not same(choice(""))
     [end] = [tokenizer.vocabulary()[each] for each in sorted(tokenizer.special_tokens())][:1]
     ended = replace(RECEIPT, output_ids=(*RECEIPT.output_ids, end), finish_reason="stop")
