@@ -24,7 +24,10 @@ from lexshard.cluster.models.names import hub_name
 
 VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
-PATHS = ("model", "draft", "index", "hot_vocabulary", "shard_trace", "score_template")
+PATHS = (
+    *("model", "draft", "index", "hot_vocabulary"),
+    *("shard_trace", "score_template", "receipt_key"),
+)
 # What options are listed under, everywhere in this order: `lexshard serve --help=NAME`, its title.
 GROUPS = {
     "model": "Model",

@@ -137,7 +137,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not (isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)):
         raise ConfigError(f"{path} must hold a mapping of option names to values")
     if loaded.get(KEYS):
-        _refuse_readable(path, f", which holds {KEYS}")
+        refuse_readable(path, f", which holds {KEYS}")
     return loaded
 
 
@@ -149,7 +149,7 @@ def _read_keys(path: str) -> list[str]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-        _refuse_readable(Path(path))
+        refuse_readable(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the keys in {path}: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -158,7 +158,8 @@ def _read_keys(path: str) -> list[str]:
     return keys
 
 
-def _refuse_readable(path: Path, why: str = "") -> None:
+def refuse_readable(path: Path, why: str = "") -> None:
+    """Raises ConfigError for a file of secrets that others may read, OSError where it is none."""
     if path.stat().st_mode & 0o007:
         raise ConfigError(f"every user of this machine can read {path}{why}: chmod 600 it")
 

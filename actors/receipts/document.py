@@ -42,8 +42,8 @@ class ReceiptError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """What the bits of logits depend on beside the weights. ``version`` counts changes of the
-    arithmetic itself (`lexshard.kernels`). ``processor`` is told for the reader, and compared
-    by nothing: where bits depend on it is measured, see docs/receipts.md."""
+    arithmetic itself (`lexshard.kernels`). ``processor``, a CPU's instructions or a GPU's name, is
+    compared where bits depend on it alone: see docs/receipts.md."""
 
     version: int
     dtype: Literal["float32", "bfloat16"]

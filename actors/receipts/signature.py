@@ -32,7 +32,7 @@ class Signer:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
-            key = load_pem_private_key(Path(path).read_bytes(), password=None)
+            key = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is no private key without a password: {error}") from error
         if not isinstance(key, Ed25519PrivateKey):

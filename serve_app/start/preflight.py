@@ -20,6 +20,7 @@ from lexshard.actors.index.container import CLUSTERS, check_tiers
 from lexshard.actors.index.errors import IndexFileError
 from lexshard.actors.index.stored_weights import check_index_of
 from lexshard.cluster.config import OPTIONS, ServeConfig
+from lexshard.cluster.config_sources import refuse_readable
 from lexshard.cluster.ingress import (
     FILES_OF_A_CONNECTION,
     MOST_CONNECTIONS,
@@ -209,13 +210,14 @@ def check_certificate(config: ServeConfig) -> None:
 
 
 def check_receipt_key(config: ServeConfig) -> None:
-    """Raises StartupError where the key that is to sign receipts is none."""
+    """Raises StartupError where the key that is to sign receipts is none, or others' to read."""
     if config.receipt_key is None:
         return
     from lexshard.actors.receipts.signature import Signer
 
     try:
         Signer.read(config.receipt_key)
+        refuse_readable(Path(config.receipt_key).expanduser())
     except (OSError, ValueError) as error:
         raise StartupError(f"--receipt-key: {error}") from error
     except ImportError as error:

@@ -16,7 +16,10 @@ from torch.utils._pytree import tree_map_only
 from lexshard.serve_app.vllm.tally import logger
 
 Words = npt.NDArray[np.uint64]
+Compute = Callable[[], torch.Tensor]
+Change = Callable[[torch.Tensor], object]
 _wanted: ContextVar[bool] = ContextVar("deferred logits are wanted", default=False)
+is_deferring = _wanted.get
 
 
 @contextmanager
@@ -30,10 +33,6 @@ def deferring() -> Iterator[None]:
         _wanted.reset(token)
 
 
-def is_deferring() -> bool:
-    return _wanted.get()
-
-
 class DeferredLogits(torch.Tensor):
     """Logits [N, V] of ``hidden`` [N, d] that are computed when any operation reads them: to
     everything that is not ours a tensor of that shape and type.
@@ -45,20 +44,15 @@ class DeferredLogits(torch.Tensor):
     decider: Any  # lexshard.serve_app.vllm.steps.CertifiedSteps
     hidden: torch.Tensor
     masks: dict[int, Words]
-    _compute: Callable[[], torch.Tensor]
-    _changes: list[Callable[[torch.Tensor], object]]
+    _compute: Compute
+    _changes: list[Change]
     _dense: torch.Tensor | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def of(
-        cls,
-        decider: Any,
-        hidden: torch.Tensor,
-        size: int,
-        compute: Callable[[], torch.Tensor],
-        dtype: torch.dtype,
+        cls, decider: Any, hidden: torch.Tensor, size: int, compute: Compute, dtype: torch.dtype
     ) -> DeferredLogits:
         """Those that ``compute`` makes, ``size`` of each row."""
         made: DeferredLogits = torch.Tensor._make_wrapper_subclass(
@@ -68,9 +62,7 @@ class DeferredLogits(torch.Tensor):
         made._compute, made._changes, made._dense = compute, [], None
         return made
 
-    def constrain(
-        self, masks: Mapping[int, Words], apply: Callable[[torch.Tensor], object]
-    ) -> None:
+    def constrain(self, masks: Mapping[int, Words], apply: Change) -> None:
         """The tokens that may follow in some rows, and what makes others impossible in dense
         logits, in place."""
         self.masks.update(masks)

@@ -26,6 +26,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         self._logprobs_mode = "raw_logprobs" if model is None else model.logprobs_mode
         refusals = {
             "models with LoRA adapters": configuration.lora_config is not None,
+            "watermarks": getattr(configuration, "watermark_config", None) is not None,
             "models in several stages of a pipeline": stages.pipeline_parallel_size > 1,
             "a head of another type": self.head_dtype not in (None, torch.float32, torch.bfloat16),
         }
@@ -38,7 +39,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         hidden_states: torch.Tensor,
         embedding_bias: torch.Tensor | None = None,
         skip_gather: bool = False,
-    ) -> torch.Tensor | None:
+    ) -> Any:
         own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
         steps = None
         if is_deferring() and not skip_gather and hidden_states.ndim == 2:
@@ -46,8 +47,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
             if self._refusal is not None:
                 TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
         if steps is None:
-            logits: torch.Tensor | None = own()
-            return logits
+            return own()
         dtype = self.head_dtype or hidden_states.dtype
         return DeferredLogits.of(steps, hidden_states, self.org_vocab_size, own, dtype)
 

@@ -15,13 +15,12 @@ def request_refusal(parameters: Any, logprobs_mode: str) -> str | None:
     """Why the draws of a request cannot be certified, from vLLM's ``SamplingParams``; None if they
     can. ``logprobs_mode`` is the server's."""
     scored, structured = parameters.logprobs is not None, parameters.structured_outputs is not None
+    allowed = structured and parameters.allowed_token_ids
     refusals = {
         "log-probabilities of named tokens": parameters.logprob_token_ids,
         "log-probabilities of the whole vocabulary": scored and parameters.logprobs < 0,
         f"log-probabilities in mode {logprobs_mode}": scored and logprobs_mode != "raw_logprobs",
-        "log-probabilities of structured output with allowed tokens": scored
-        and structured
-        and parameters.allowed_token_ids,
+        "log-probabilities of structured output with allowed tokens": scored and allowed,
         "a budget of thinking tokens": parameters.thinking_token_budget is not None,
         "tokens that follow a trace": parameters.trace_decode_token_ids,
         # vLLM gives stop tokens back where they alone fit.
@@ -32,7 +31,7 @@ def request_refusal(parameters: Any, logprobs_mode: str) -> str | None:
 
 def translated(parameters: Any, seed: int) -> SamplingParameters:
     """What vLLM's ``SamplingParams`` ask, in our words, drawn with ``seed``."""
-    greedy = parameters.temperature < GREEDY_BELOW
+    greedy, allowed = parameters.temperature < GREEDY_BELOW, parameters.allowed_token_ids
     return SamplingParameters(
         temperature=0.0 if greedy else parameters.temperature,
         top_k=0 if greedy else max(0, parameters.top_k),
@@ -43,9 +42,7 @@ def translated(parameters: Any, seed: int) -> SamplingParameters:
         frequency_penalty=parameters.frequency_penalty,
         logit_bias=tuple((parameters.logit_bias or {}).items()),
         bad_words=tuple(map(tuple, parameters.bad_words_token_ids or ())),
-        allowed_ids=None
-        if parameters.allowed_token_ids is None
-        else tuple(parameters.allowed_token_ids),
+        allowed_ids=None if allowed is None else tuple(allowed),
         min_tokens=parameters.min_tokens,
         stop_token_ids=tuple(parameters.all_stop_token_ids),
         logprobs=parameters.logprobs,
@@ -56,10 +53,8 @@ def translated(parameters: Any, seed: int) -> SamplingParameters:
 class OutputRules(TokenRules):
     """Rules whose phrases begin in the output: vLLM does not look into prompts for bad words."""
 
-    def __init__(
-        self, parameters: SamplingParameters, vocabulary_size: int, prompt_length: int
-    ) -> None:
-        super().__init__(parameters, vocabulary_size, ())
+    def __init__(self, parameters: SamplingParameters, size: int, prompt_length: int) -> None:
+        super().__init__(parameters, size, ())
         self._prompt_length = prompt_length
 
     def banned(self, history: Sequence[int], drafted: tuple[int, ...], *, early: bool) -> Ids:

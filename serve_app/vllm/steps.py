@@ -1,5 +1,4 @@
-"""The steps of a vLLM model runner, decided by the certified head: requests are followed from step
-to step, guesses are verified by drawing what follows each."""
+"""The steps of a vLLM model runner, decided by the certified head, which follows the requests."""
 
 from __future__ import annotations
 
@@ -45,6 +44,7 @@ class CertifiedSteps:
     ) -> list[Answer | None]:
         """The tokens of every request of ``asked``; None where vLLM must draw them. Of requests
         that are not among the ``running`` ones any more nothing is kept."""
+        TALLY.tell_if_due()
         if len(self._followed) > len(running):
             for gone in self._followed.keys() - set(running):
                 self._forget(gone)
@@ -71,11 +71,9 @@ class CertifiedSteps:
         if not rows:
             return answers
         numbers, sequences, drafted, masks = zip(*rows, strict=True)
-        names = RowNames(
-            sequences, drafted if any(drafted) else (), masks=masks if logits.masks else ()
-        )
-        whole = len(rows) == len(logits.hidden)
-        hidden = logits.hidden if whole else logits.hidden[list(numbers)]
+        guessed = drafted if any(drafted) else ()
+        names = RowNames(sequences, guessed, masks=masks if logits.masks else ())
+        hidden = logits.hidden if len(rows) == len(logits.hidden) else logits.hidden[list(numbers)]
         try:
             left = iter(self.head.decide(hidden, names))
         except NonFiniteHiddenError:

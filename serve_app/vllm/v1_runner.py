@@ -1,5 +1,4 @@
-"""vLLM's first model runner (``v1/worker/gpu_model_runner.py``, also for CPUs), with steps that are
-decided by the certified head."""
+"""vLLM's first model runner (``v1/worker/gpu_model_runner.py``, also for CPUs), certified."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
     @wraps(apply)
     def noting(scheduler_output: Any, grammar_output: Any, batch: Any, logits: Any) -> None:
         if not isinstance(logits, DeferredLogits):
-            apply(scheduler_output, grammar_output, batch, logits)
-            return
+            return apply(scheduler_output, grammar_output, batch, logits)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         ids, packed = grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
         found = mask_rows(ids, drafts, len(packed))
@@ -49,7 +47,7 @@ def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
             for row, each in enumerate(rows)
             if each in found
         }
-        logits.constrain(masks, partial(apply, scheduler_output, grammar_output, batch))
+        return logits.constrain(masks, partial(apply, scheduler_output, grammar_output, batch))
 
     return noting
 
@@ -73,9 +71,8 @@ def _decided(own: Callable[..., SamplerOutput]) -> Callable[..., SamplerOutput]:
                 del batch.generators[place]
         asked = _asked(runner, metadata)
         found = logits.decider.decide(logits, [each for _, each in asked], runner.requests)
-        answers: list[Answer | None] = [None] * batch.num_reqs
-        for (place, _), answer in zip(asked, found, strict=True):
-            answers[place] = answer
+        by_place = {place: answer for (place, _), answer in zip(asked, found, strict=True)}
+        answers = [by_place.get(place) for place in range(batch.num_reqs)]
         if None in found:
             output = own(runner, logits.dense(), metadata)
         else:
@@ -107,24 +104,17 @@ def _asked(runner: Any, metadata: Any) -> list[tuple[int, AskedRequest]]:
     asked = []
     for place in np.flatnonzero(~runner.discard_request_mask.np[:count]).tolist():
         own = guessed[ends[place] - numbers[place] : ends[place]]
-        name = batch.req_ids[place]
-        request = AskedRequest(
-            name,
-            runner.requests[name].sampling_params,
-            int(batch.num_prompt_tokens[place]),
-            lengths[place],
-            int(firsts[place]),
-            tuple(takewhile(lambda guess: guess >= 0, own)),  # the others are padding
-            partial(_tokens, batch, place),
-        )
-        asked.append((place, request))
+        drafts = tuple(takewhile(lambda guess: guess >= 0, own))  # the others are padding
+        name, prompt = batch.req_ids[place], int(batch.num_prompt_tokens[place])
+        parameters, tokens = runner.requests[name].sampling_params, partial(_tokens, batch, place)
+        where = prompt, lengths[place], int(firsts[place])
+        asked.append((place, AskedRequest(name, parameters, *where, drafts, tokens)))
     return asked
 
 
-def _tokens(batch: Any, place: int, first: int, last: int) -> list[int]:
+def _tokens(batch: Any, place: int, first: int, last: int) -> Any:
     known = batch.is_token_ids[place, first:last]
-    tokens: list[int] = np.where(known, batch.token_ids_cpu[place, first:last], -1).tolist()
-    return tokens
+    return np.where(known, batch.token_ids_cpu[place, first:last], -1).tolist()
 
 
 def _blank(rows: int, metadata: Any, wanted: int | None) -> SamplerOutput:

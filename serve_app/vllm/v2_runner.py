@@ -34,6 +34,9 @@ def install() -> None:
 
 def batch_refusal(sampler: Any, batch: Any) -> str | None:
     """Why vLLM must compute the logits of a batch; None if it need not."""
+    kind = type(sampler).__name__
+    if kind != "Sampler":  # one for a watermark inherits what is wrapped, and draws otherwise
+        return f"batches with the sampler {kind} in vLLM's second model runner"
     scored = sampler.get_logprobs_dims(batch.idx_mapping_np) is not None
     refusals = {
         # Those that are not verified now, after all, have masks, too.
@@ -73,47 +76,42 @@ def drawn_by_head(own: Callable[..., Any]) -> Callable[..., Any]:
     """``sample``: the tokens [N] of certified rows, vLLM's ``own`` of what is left."""
 
     @wraps(own)
-    def sample(
-        sampler: Any, logits: Any, expanded: Any, places: Any, *rest: Any, **named: Any
-    ) -> Any:
+    def sample(sampler: Any, logits: Any, *rest: Any, **named: Any) -> Any:
         if not isinstance(logits, DeferredLogits):
-            return own(sampler, logits, expanded, places, *rest, **named)
-        states, asked, rows = sampler.req_states, [], []
-        for row, (place, before) in enumerate(zip(rest[0].tolist(), rest[1].tolist(), strict=True)):
+            return own(sampler, logits, *rest, **named)
+        states, asked = sampler.req_states, []
+        for row, (place, before) in enumerate(zip(rest[2].tolist(), rest[3].tolist(), strict=True)):
             if before + 1 < states.prefill_len.np[place]:
                 continue  # amid its prompt
             name, parameters = states.index_to_req_id[place], sampler.lexshard_parameters[place]
             prompt, tokens = int(states.prompt_len.np[place]), partial(_tokens, states, place)
             asked.append(AskedRequest(name, parameters, prompt, before + 1, row, (), tokens))
-            rows.append(row)
         found = logits.decider.decide(logits, asked, states.req_id_to_index)
         drawn = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
         processed = logits
         if None in found:
-            drawn, processed = own(sampler, logits.dense(), expanded, places, *rest, **named)
-        for row, answer in zip(rows, found, strict=True):
+            drawn, processed = own(sampler, logits.dense(), *rest, **named)
+        for each, answer in zip(asked, found, strict=True):
             if answer is not None:
-                drawn[row] = answer[0].token_id
+                drawn[each.first] = answer[0].token_id
         return drawn, processed
 
     return sample
 
 
-def _tokens(states: Any, place: int, first: int, last: int) -> list[int]:
-    tokens: list[int] = states.all_token_ids.gpu[place, first:last].tolist()
-    return tokens
+def _tokens(states: Any, place: int, first: int, last: int) -> Any:
+    return states.all_token_ids.gpu[place, first:last].tolist()
 
 
 def _noting_masks(apply: Callable[..., None]) -> Callable[..., None]:
     @wraps(apply)
     def noting(worker: Any, logits: Any, batch: Any, names: list[str], packed: Any) -> None:
         if not isinstance(logits, DeferredLogits):
-            apply(worker, logits, batch, names, packed)
-            return
+            return apply(worker, logits, batch, names, packed)
         masks = {
             batch.req_ids.index(name): mask_words(packed[row], logits.shape[1])
             for (name, _), row in mask_rows(names, {}, len(packed)).items()
         }
-        logits.constrain(masks, lambda dense: apply(worker, dense, batch, names, packed))
+        return logits.constrain(masks, lambda dense: apply(worker, dense, batch, names, packed))
 
     return noting

@@ -24,6 +24,8 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.cli import main
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.receipts.issuing import ReceiptIssuer
+from lexshard.serve_app.start.preflight import check_receipt_key
+from lexshard.serve_app.start.readiness import StartupError
 from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import events, post
@@ -57,6 +59,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 @pytest.fixture(scope="module")
 def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("key") / "key.pem"
+    path.touch(0o600)
     private = serialization.PrivateFormat.PKCS8
     path.write_bytes(
         Ed25519PrivateKey.generate().private_bytes(
@@ -271,6 +274,41 @@ def test_a_reply_that_outlived_its_engine_has_a_receipt_like_any_other(server: S
 
 
 @pytest.mark.slow
+def test_the_command_compares_the_texts_of_whole_replies(
+    tmp_path: Path, server: Server, capsys: Any
+) -> None:
+    chat = {"messages": HELLO, "max_tokens": 40}
+    for number, (path, more) in enumerate(
+        (
+            ("/v1/completions", {**ASKED["/v1/completions"], "echo": True}),
+            ("/v1/completions", {"prompt": "A fox", "stop": ["the"], "max_tokens": 60}),
+            (
+                "/v1/completions",
+                {"prompt": "A fox", "stop": "e", "include_stop_str_in_output": True},
+            ),
+            (
+                "/v1/completions",
+                {"prompt": [5, 900, 77], "skip_special_tokens": False, "echo": True},
+            ),
+            ("/v1/chat/completions", {**chat, "tools": TOOLS, "tool_choice": "auto"}),
+            ("/v1/chat/completions", ASKED["/v1/chat/completions"]),
+        )
+    ):
+        body = {**more, "seed": 5, "receipt": True}
+        reply = httpx.post(server.url + path, json=body, timeout=60)
+        (tmp_path / f"{number}.json").write_text(reply.text)
+    command = ["replay", str(tmp_path), "--model", str(DEMO), "--threads", "1"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(", and the text") == 9
+    edited = tmp_path / "1.json"
+    told = json.loads(edited.read_text())
+    told["choices"][0]["text"] += "!"
+    edited.write_text(json.dumps(told))
+    assert main(command) == 1
+    assert "its text differs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_command_needs_no_server(tmp_path: Path, receipts: Any, capsys: Any) -> None:
     def replay(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "lexshard.serve_app.cli", "replay", *arguments]
@@ -302,6 +340,22 @@ def test_the_command_needs_no_server(tmp_path: Path, receipts: Any, capsys: Any)
         assert main(["replay", *arguments, "--model", str(DEMO)]) == 2
         told = "".join(capsys.readouterr())
         assert len(told.splitlines()) == 1, told
+
+
+def test_a_key_that_others_can_read_signs_nothing(
+    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(key.parent))
+    config = ServeConfig(model="mock", receipt_key="~/key.pem")
+    check_receipt_key(config)
+    assert config.with_absolute_paths().receipt_key == str(key)
+    assert Signer.read("~/key.pem").public_key == Signer.read(key).public_key
+    others = tmp_path / "key.pem"
+    others.write_bytes(key.read_bytes())
+    others.chmod(0o644)
+    for path, told in ((others, "can read .*key.pem: chmod 600 it"), (tmp_path / "no", "No such")):
+        with pytest.raises(StartupError, match=f"--receipt-key: .*{told}"):
+            check_receipt_key(ServeConfig(model="mock", receipt_key=str(path)))
 
 
 def test_where_tokens_depend_on_drafts_receipts_are_refused() -> None:

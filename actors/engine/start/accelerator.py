@@ -9,6 +9,14 @@ from lexshard.actors.body.batch import Body, BodyOfDevices, whole_text
 from lexshard.actors.body.gpu.graphed_body import LARGEST_GRAPH
 from lexshard.actors.engine.start.memory import DeviceMemory
 from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.kernels.processor import instructions
+
+
+def processor_of(body: Body) -> str:
+    """What the bits of ``body`` may depend on: a CPU's instructions, a GPU by its name."""
+    if body.device.type == "cpu":
+        return instructions()
+    return torch.cuda.get_device_name(body.device)
 
 
 def describe_device(body: Body) -> str:

@@ -7,11 +7,10 @@ import os
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.configuration import EngineConfiguration, EngineInformation
 from lexshard.actors.drafter.protocol import Drafter
-from lexshard.actors.engine.start.accelerator import describe_device
+from lexshard.actors.engine.start.accelerator import describe_device, processor_of
 from lexshard.actors.engine.threads.choice import EngineThreads
 from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.kv_cache import BLOCK_TOKENS
-from lexshard.kernels.processor import instructions
 
 
 def describe_engine(
@@ -30,7 +29,7 @@ def describe_engine(
         dtype=model.dtype,
         device=str(model.body.device),
         accelerator=describe_device(model.body),
-        processor=instructions(),
+        processor=processor_of(model.body),
         body=model.body.name,
         head=built.description,
         head_bytes=model.head.weight.nbytes,

@@ -260,3 +260,26 @@ def test_a_model_of_another_name_is_told_of_though_every_token_is_equal(
         engine, receipts[:1], replace(here, arithmetic=arithmetic), spelling()
     )
     assert verdict.right
+
+
+@pytest.mark.parametrize(
+    ("body", "processor", "reason"),
+    [
+        ("general", "another", "other arithmetic"),
+        ("general", "this", "not its own"),
+        ("fused", "another", "not its own"),
+    ],
+)
+def test_torchs_sums_on_another_processor_are_no_sign_of_a_forgery(
+    body: str, processor: str, reason: str, engine: Engine, receipts: list[Receipt]
+) -> None:
+    here = maker_of(engine)
+    here = replace(here, arithmetic=replace(here.arithmetic, body=body, processor="this"))
+    made = replace(here, arithmetic=replace(here.arithmetic, processor=processor))
+    chain = (receipt := replace(receipts[2], made_by=made)).chain()
+    for token_id in receipt.output_ids:
+        chain.add(token_id, 1.0)  # other bits
+    chain.end(receipt.finish_reason, receipt.stop_reason)
+    told = replace(receipt, header=chain.header, digests=tuple(chain.digests))
+    ((_, verdict),) = replayed(engine, [told], here, spelling())
+    assert (verdict.reason, verdict.equal) == (reason, 0)

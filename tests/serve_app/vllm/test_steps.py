@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.serve_app.vllm import tally
 from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_rows, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
 from lexshard.serve_app.vllm.head import PluginHead, head_refusal
 from lexshard.serve_app.vllm.requests import request_refusal
 from lexshard.serve_app.vllm.steps import CertifiedSteps
-from lexshard.serve_app.vllm.tally import TALLY
+from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
 from lexshard.serve_app.vllm.v2_runner import BUILT_IN, batch_refusal, drawn_by_head
+from tests.support.paths import ROOT
 
 SIZE, COLUMNS = 500, 32
 RAW = "raw_logprobs"
@@ -154,6 +159,45 @@ def test_what_cannot_be_followed_is_left_and_counted(
         "requests whose last tokens are not known yet": 1,
         "rows that no token is left for": 1,
     }
+
+
+def test_counts_are_logged_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(tally, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    counts = Tally()
+    caplog.set_level(logging.INFO, "vllm.lexshard")
+    for seconds in (0.0, TOLD_EVERY - 1, 2.0, 5.0):
+        now[0] += seconds
+        counts.certified += 1
+        counts.tell_if_due()
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["lexshard: 3 rows certified"]
+
+
+COUNTING = """
+import logging, multiprocessing, sys
+from lexshard.serve_app.vllm.tally import TALLY
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+def engine():
+    TALLY.refuse("guesses", 2)
+engine() if {method!r} == "this" else None
+if {method!r} == "fork":
+    process = multiprocessing.get_context("fork").Process(target=engine)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["this", "fork"])
+def test_the_end_of_an_engine_tells_its_counts_once(method: str) -> None:
+    command = [sys.executable, "-c", COUNTING.format(method=method)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == [
+        "lexshard leaves to vLLM: guesses",
+        "lexshard: 0 rows certified; 2 left to vLLM: guesses",
+    ]
 
 
 def test_hidden_states_that_are_not_finite_are_left(
@@ -354,16 +398,26 @@ def test_the_second_runners_sampler_draws_certified_rows(
 
 def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
     processors = [type(name, (), {})() for name in sorted(BUILT_IN)]
-    sampler = SimpleNamespace(
-        get_logprobs_dims=lambda places: None,
-        logits_processors=processors,
-        compute_nans=False,
-        return_sampling_mask=False,
-    )
+
+    class Sampler(SimpleNamespace):
+        """vLLM's own, as far as it is looked at."""
+
+    class GPUWatermarkSampler(Sampler):
+        """As vLLM's: it draws otherwise with all that it inherits."""
+
+    own: dict[str, Any] = {
+        "get_logprobs_dims": lambda places: None,
+        "logits_processors": processors,
+        "compute_nans": False,
+        "return_sampling_mask": False,
+    }
+    sampler = Sampler(**own)
     batch = SimpleNamespace(
         num_draft_tokens=0, num_draft_tokens_per_req=None, idx_mapping_np=np.arange(2)
     )
     assert batch_refusal(sampler, batch) is None
+    for other in (GPUWatermarkSampler(**own), object()):  # a model's own may have nothing of it
+        assert f"the sampler {type(other).__name__} " in str(batch_refusal(other, batch))
     batch.num_draft_tokens_per_req = np.array([0, 2])
     assert "guesses" in str(batch_refusal(sampler, batch))
     batch.num_draft_tokens_per_req = np.zeros(2)
