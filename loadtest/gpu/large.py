@@ -158,6 +158,7 @@ def _started(
             max_model_len=LONGEST,
             max_running=max(case.sequences for case in DECODING),
             prefix_cache=False,
+            steps_at_once=1,  # which a GPU has anyway
         )
     )
     loaded = time.perf_counter()
