@@ -7,7 +7,7 @@ nothing else has ended it.
 
 from __future__ import annotations
 
-import ast
+import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Protocol
@@ -100,8 +100,10 @@ class CupyGroup:
         from cupy.cuda import nccl  # finds the library that torch has loaded
 
         if rank == ROOT:
-            store.set(name, repr(nccl.get_unique_id()))  # bytes, before cupy 14 integers
-        identity = ast.literal_eval(store.get(name).decode())
+            made = nccl.get_unique_id()  # bytes, before cupy 14 integers
+            store.set(name, json.dumps([isinstance(made, bytes), *made]))
+        is_bytes, *numbers = json.loads(store.get(name))
+        identity = bytes(numbers) if is_bytes else tuple(numbers)
         self._communicator = nccl.NcclCommunicator(size, identity, rank)
         self._sum = nccl.NCCL_SUM
         self._types = {
