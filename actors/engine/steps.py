@@ -108,7 +108,8 @@ class Steps:
         if isinstance(plane, OwnDecisions) and not (overlaps or draws_ahead):
             self._most_at_once = steps_at_once
             self._runs = Runs(model.body, head.head, plane, constraints, model.eos_token_ids)
-        self._planned_at = 0.0
+        self._planned_at, self._ended_at = 0.0, 0.0
+        self._between = 0.0  # seconds since the step before, if nothing was waited for
         self._in_flight: InFlightStep | None = None
         self._begun: BegunStep | None = None
         self.device_draws = DeviceDraws()
@@ -269,7 +270,9 @@ class Steps:
     def plan(self) -> StepPlan | None:
         """What the next step computes, or None when nothing can be computed now."""
         if self._scheduler.idle:
+            self._ended_at = 0.0
             return None
+        self._between = time.perf_counter() - self._ended_at if self._ended_at else 0.0
         drawing = self._scheduler.drawing()
         for sequence in drawing:
             sequence.take_guesses()
@@ -365,9 +368,12 @@ class Steps:
         return events
 
     def _tell_cost(self, plan: StepPlan) -> None:
-        """A step has ended, or is beside the next one from here on."""
+        """A step has ended, or is beside the next one from here on. What clients are told, and what
+        they ask for, comes after every step, and after a run of them once: guesses end runs."""
         if self._speculation is not None:
-            self._speculation.step_took(plan, time.perf_counter() - self._planned_at)
+            self._ended_at = time.perf_counter()
+            between = 0.0 if self.overlaps else self._between
+            self._speculation.step_took(plan, self._ended_at - self._planned_at + between)
 
     # -- what they are made of --------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +174,33 @@ def test_each_token_tells_what_guessed_it_or_what_was_guessed_instead(
         assert origin.drafted_by is None or origin.rejected is None
     plain = events_of(drafting_engine(), requests[:1])
     assert {origin.drafted_by for event in plain for origin in event.origins} == {None}
+
+
+def test_a_step_costs_what_is_done_between_steps_too(
+    requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients are told after every step, and once after a run of them: guesses, which end runs,
+    are not to look cheaper than they are. What was waited for is no cost."""
+    now, took = [1.0], list[float]()
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    engine = drafting_engine(Guesses({}, 0.0), draft_length="measured")
+    try:
+        speculation = engine._speculation
+        assert speculation is not None
+        speculation.paused = True
+        monkeypatch.setattr("lexshard.actors.engine.steps.time", clock)
+        monkeypatch.setattr(speculation, "step_took", lambda plan, seconds: took.append(seconds))
+        for seconds in (2.0, 3.0):
+            engine.submit(requests[0])
+            while engine.sequences(requests[0].request_id):
+                engine.step()
+                now[0] += seconds
+            assert took[0] == 0.0
+            assert set(took[1:]) == {seconds}
+            engine.step()  # there is nothing to do
+            took.clear()
+    finally:
+        engine.close()
 
 
 def test_requests_that_are_not_greedy_are_not_drafted_for_where_that_is_the_mode(
