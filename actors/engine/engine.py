@@ -273,7 +273,7 @@ class Engine:
         )
         for requests in rounds:
             run_to_completion(self, requests)
-        wait([tokenizer])  # before anything is timed; a failure is told of with the first grammar
+        wait(tokenizer)  # before anything is timed; a failure is told of with the first grammar
         if (recorded := self._recorded_body) is not None:
             blocks = -(-self.max_model_len // BLOCK_TOKENS)
             recorded.record(self.configuration.max_running, blocks)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 REMEMBERED = 128  # compiled grammars
+# From here on the tokenizer is made at the start: for fewer tokens all wait a twentieth of a second
+# once, and an engine that never sees a grammar keeps 30 MB.
+LARGE_VOCABULARY = 32_768
 
 
 def grammar_tokenizer(
@@ -49,7 +52,7 @@ def compiled(
 
 
 class Grammars:
-    """Those of a model in ``folder``. The tokenizer is made by `start`, else with the first."""
+    """Those of a model in ``folder``. The tokenizer is made by `start`, or with the first."""
 
     def __init__(self, folder: str, vocabulary_size: int, eos_ids: Sequence[int]) -> None:
         self._folder = folder
@@ -60,10 +63,12 @@ class Grammars:
         self._making = threading.Lock()
         self._known: OrderedDict[str, Future[Matcher]] = OrderedDict()
 
-    def start(self) -> Future[LLTokenizer]:
-        """Begins to make the tokenizer, so that it is not made while others are served; fails where
-        the model has none for grammars, as every grammar will."""
-        return self._threads.submit(self._made_tokenizer)
+    def start(self) -> list[Future[LLTokenizer]]:
+        """Begins to make a large tokenizer, so that it is not made while others are served; fails
+        where the model has none for grammars, as every grammar will."""
+        if self._vocabulary_size < LARGE_VOCABULARY:
+            return []
+        return [self._threads.submit(self._made_tokenizer)]
 
     def ready(self, text: str) -> bool:
         """Whether the grammar is compiled, or has failed to; begins with it where it is not."""

@@ -64,20 +64,28 @@ def test_rows_of_all_logits_are_decided_the_same_before_their_kernel_is_at_hand(
 
 
 def test_a_first_grammar_finds_the_tokenizer_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the interpreter lock as it is made: not while streams are served."""
+    """Of a large vocabulary: it holds the interpreter lock as it is made, which is not to be while
+    streams are served. Of a small one an engine that sees no grammar has none."""
     engine = demo_engine()
+    made = Mock(wraps=grammars.grammar_tokenizer)
+    monkeypatch.setattr(grammars, "grammar_tokenizer", made)
     engine.warm_up()
-    monkeypatch.setattr(grammars, "grammar_tokenizer", None)
+    made.assert_not_called()
+    monkeypatch.setattr(grammars, "LARGE_VOCABULARY", 16_384)
+    engine.warm_up()
+    made.assert_called_once()
     asked = SamplingParameters(max_tokens=9, grammar='start: "one certain word"')
     event = engine.submit(Request("first", 0, (5, 6), asked))
     assert event is not None
     assert event.finish_reason == "stop"
+    made.assert_called_once()
     engine.close()
 
 
 def test_a_model_without_a_tokenizer_for_grammars_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = Mock(side_effect=ValueError("no tokenizer.json: grammars say which text may follow"))
     monkeypatch.setattr(grammars, "grammar_tokenizer", refuse)
+    monkeypatch.setattr(grammars, "LARGE_VOCABULARY", 0)
     engine = demo_engine()
     engine.warm_up()
     refuse.assert_called_once()
