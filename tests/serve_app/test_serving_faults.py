@@ -91,7 +91,7 @@ def test_a_lost_replica_or_ingress_answers_again(server: Server, expected: str, 
     seconds, slowest = seconds_until_served(server, 60)
     print(f"{role} killed: served again after {seconds:.1f} s, slowest answer {slowest:.2f} s")
     assert seconds < RECOVERY_SECONDS
-    assert slowest < 30, "nobody is left hanging"
+    assert slowest < 30, "no request is left hanging"
     listener.join(10)
     assert not listener.is_alive()
     whole = listener.broken is None and listener.done  # a busy machine may end it before the kill
