@@ -101,10 +101,11 @@ def search_certificates(
     found: Certified,
     counts: Sequence[int],
     reading: Reading,
+    together: int,
 ) -> tuple[Certificate, ...]:
-    """One certificate per row of a step that one call has decided (`kernels.certified`), which
-    computed ``counts`` [N] canonical logits."""
-    share = screen.bytes_per_pass // len(kinds)
+    """One certificate per row of steps of ``together`` rows each, which one call has decided
+    (`kernels.certified`, `kernels.steps`) and which computed ``counts`` [N] canonical logits."""
+    share = screen.bytes_per_pass // together
     failure = min(1.0, screen.failure_probability * reading.size)
     return tuple(
         _of_search(

@@ -25,7 +25,9 @@ from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.certified import Certified, Rows, certified_candidates
 from lexshard.kernels.decision import PackedRows, decide_packed
+from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.quantize import Int8Tier, Tier
+from lexshard.kernels.steps import AskedRows, Places, StepsTaken, take_steps
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
@@ -109,14 +111,42 @@ class SteadyRows:
         """What is left of the rows, whose hidden states are ``hidden`` [N, d]; None where that
         cannot be said, or is too much."""
         found = certified_candidates(np.ascontiguousarray(hidden), self._own, *self._asked)
-        kinds, size = self._rows.kinds, self._reading.size
-        if found is None or max(_counts(found)) > LARGEST_SHARE * size:
+        if found is None or max(_counts(found)) > self._most:
             return None
-        excess = len(found.ids) - found.leaders
-        self._choice.record_candidates(self._screen, kinds, excess, size * len(kinds))
-        left = len(kinds) - int(np.count_nonzero(found.members))
-        self._choice.record_draws(self._screen, kinds.count("nucleus-draw"), left)
+        self._record(found)
         return found
+
+    def take(
+        self,
+        stack: LlamaStack,
+        places: Places,
+        tokens: npt.NDArray[np.int64],
+        stops: npt.NDArray[np.int64],
+    ) -> StepsTaken | None:
+        """Several steps of ``stack``, the body (`kernels.steps.take_steps`); None where there is no
+        such call for the rows."""
+        packed = self._packed
+        if packed is None or (packed.counts[1] >= 0).any():
+            return None
+        asked = AskedRows(*self._asked, packed)
+        taken = take_steps(stack, self._own, asked, places, tokens, stops, self._most)
+        if taken.tokens:
+            self._record(taken.found)
+        return taken
+
+    @property
+    def _most(self) -> int:
+        """Candidates that a row may have."""
+        return int(LARGEST_SHARE * self._reading.size)
+
+    def _record(self, found: Certified) -> None:
+        """Tells the choice of screens how a step went."""
+        kinds, rows = self._rows.kinds, len(found.members)
+        excess = len(found.ids) - found.leaders
+        self._choice.record_candidates(self._screen, kinds, excess, self._reading.size * rows)
+        left = rows - int(np.count_nonzero(found.members))
+        tried = kinds.count("nucleus-draw") * (rows // len(kinds))
+        self._choice.record_draws(self._screen, tried, left)
 
     def decided(self, hidden: npt.NDArray[np.float32], found: Certified) -> Thresholds:
         """What a head rescores, with the rows that may not draw from their nucleus."""
@@ -140,12 +170,15 @@ class SteadyRows:
             np.add(self._drawing.position, one, self._drawing.position)
 
     def candidates(self, found: Certified) -> Candidates:
-        """What was found, with certificates."""
+        """What was found, with certificates, in a step or in several that `take` took."""
+        kinds, steps = self._rows.kinds, len(found.members) // len(self._rows.kinds)
         counts = map(sum, zip(_counts(found), found.weighed.tolist(), strict=True))
         certificates = search_certificates(
-            self._rows.kinds, self._screen, found, list(counts), self._reading
+            kinds * steps, self._screen, found, list(counts), self._reading, len(kinds)
         )
-        return Candidates(found.ids, found.raw, found.offsets, certificates, self._rows.flat)
+        # Rows of which a call takes several steps have no processors.
+        adjustments = self._rows.flat if steps == 1 else None
+        return Candidates(found.ids, found.raw, found.offsets, certificates, adjustments)
 
     @cached_property
     def _packed(self) -> PackedRows | None:

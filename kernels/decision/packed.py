@@ -49,7 +49,7 @@ def pack(controls: Controls, adjustments: Adjustments) -> PackedRows | None:
 
 
 @njit(nogil=True, cache=True)
-def _decide_packed(ids, raw, offsets, penalties, limits, counts, noise, tables):  # type: ignore[no-untyped-def]
+def decide_packed_rows(ids, raw, offsets, penalties, limits, counts, noise, tables):  # type: ignore[no-untyped-def]
     controls = Controls(limits[0], counts[0], limits[1], limits[2], noise[0], noise[1])
     rows = offsets.size - 1
     tokens = np.empty(rows, np.int64)
@@ -77,4 +77,4 @@ def decide_packed(
     rows: PackedRows,
 ) -> npt.NDArray[np.int64]:
     """The tokens [N] of `kernels.decision.decide_candidates` for the rows that were packed."""
-    return _decide_packed(ids, raw, offsets, *rows)
+    return decide_packed_rows(ids, raw, offsets, *rows)

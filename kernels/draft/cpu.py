@@ -31,7 +31,7 @@ NO_ROUTER = Router(
 
 
 @njit(nogil=True, cache=True)
-def _embed(embedding, shift, scale, tokens, out):  # type: ignore[no-untyped-def]
+def embed(embedding, shift, scale, tokens, out):  # type: ignore[no-untyped-def]
     """The scaled embeddings ``out [T, >= d]`` of tokens; bfloat16 bits are widened."""
     bits = out.view(np.uint32)
     for row in range(tokens.size):
@@ -139,7 +139,7 @@ def _route(embedding, shift, scale, tokens, before, router, scores):  # type: ig
     """``scores [A, >= M]`` for the tokens put in [A] and the states before them [A, d]."""
     width = before.shape[1]
     features = np.empty((tokens.size, 2 * width), np.float32)
-    _embed(embedding, shift, scale, tokens, features)
+    embed(embedding, shift, scale, tokens, features)
     for row in range(tokens.size):
         for j in range(width):
             features[row, width + j] = before[row, j]
@@ -248,7 +248,7 @@ def _draft(  # type: ignore[no-untyped-def]
     step = 0
     while True:
         hidden = np.empty((tokens.size, width), np.float32)
-        _embed(embedding, embedding_shift, embedding_scale, tokens, hidden)
+        embed(embedding, embedding_shift, embedding_scale, tokens, hidden)
         slots = np.empty(tokens.size, np.int64)
         _find_slots(positions, owners, block_tables, slots)
         out = np.empty((output_rows.size, width), np.float32)

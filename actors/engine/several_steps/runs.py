@@ -2,8 +2,8 @@
 
 What stands between two steps, a plan, the books, what clients are told, takes a small model as long
 as half of what it computes. Where the next step is known before, because every sequence goes on and
-nothing else is to be done, a few are taken before any of that. Their tokens are those of so many
-steps.
+nothing else is to be done, a few are taken before any of that; of a small fused body some of these
+by one call (`kernels.steps`). Their tokens are those of so many steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.batch import Batch, Body
+from lexshard.actors.body.fused import FusedBody
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.engine.constraints import Constraints
@@ -33,10 +34,13 @@ from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import Certificate, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
+from lexshard.kernels.steps import Places
 
 # What clients are told waits so long at most, or for one step: as long as a screen for its next
 # picture. What they ask for waits for one step.
 MOST_SECONDS = 0.016
+# What is asked meanwhile is not seen inside a call: steps that one call takes last so long at most.
+CALL_SECONDS = 0.002
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +50,8 @@ class RunSteps:
     ``broken``."""
 
     decisions: list[list[RowDecision]] = field(default_factory=list)  # by step [N]
-    candidates: list[Candidates] = field(default_factory=list)  # by step, of N rows
+    # By step what its tokens were drawn from, and the row of the first sequence in that.
+    candidates: list[tuple[Candidates, int]] = field(default_factory=list)
     broken: dict[EngineSequence, Exception] = field(default_factory=dict)
 
     @property
@@ -68,13 +73,15 @@ class RunSteps:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        by_step = (each.certificates for each in self.candidates)
+        count = len(self.decisions[0])
+        by_step = (each.certificates[row : row + count] for each, row in self.candidates)
         return tuple(each for own in zip(*by_step, strict=True) for each in own)
 
     def logit_of(self, row: int, token_id: int) -> float:
         """See `Candidates.logit_of`."""
         sequence, step = divmod(row, self.steps)
-        return self.candidates[step].logit_of(sequence, token_id)
+        candidates, first = self.candidates[step]
+        return candidates.logit_of(first + sequence, token_id)
 
 
 class Runs:
@@ -94,6 +101,7 @@ class Runs:
         self._plane = plane
         self._constraints = constraints
         self._eos_ids = eos_ids
+        self._step_seconds = 1.0  # of the last run; before the first, too long for several
 
     def take(
         self, plan: StepPlan, most: int, counters: Counters, asked: Callable[[], bool]
@@ -103,49 +111,84 @@ class Runs:
         are given their tokens. None where not even the first can be taken so, after which nothing
         is changed."""
         sequences = [chunk.sequence for chunk in plan.chunks]
-        places = _Places.of(plan, most)
-        tokens = [each.token_ids[-1] for each in sequences]
         draws = _Draws(self._head, self._plane, sequences)
         masked = [each for each in sequences if each.matcher is not None]
-        masks: list[tuple[Mask | None, ...]] = []  # of steps that had some
-        taken = RunSteps()
-        began = now = time.perf_counter()
-        body = 0.0
-        while taken.steps < most:
-            step, started = taken.steps, now
-            if masked:
-                self._constraints.begin(masked, alone=len(sequences) == 1)
-            hidden = self._body.forward(places.batch(step, tokens)).numpy()
-            now = time.perf_counter()
-            body += now - started
-            found = self._constraints.begun(sequences) if masked else ()
-            decided = None if found is None else draws.draw(hidden, found)
-            if masked and not found and decided is not None:
-                [drawn] = decided[0]
-                if not self._constraints.allows(sequences[0], drawn.token_id):
-                    self._constraints.begin(masked, alone=True)
-                    found = self._constraints.begun(sequences)
-                    decided = None if found is None else draws.draw(hidden, found)
-            if decided is None:
+        run = _Run(sequences, _places(plan, most), draws, masked)
+        began = time.perf_counter()
+        several = int(min(CALL_SECONDS, MOST_SECONDS) / self._step_seconds)
+        goes_on, past = True, 0.0
+        while goes_on:
+            goes_on = self._go_on(run, min(several, most - run.taken.steps))
+            past = time.perf_counter() - began
+            steps = run.taken.steps
+            if steps == most or past + max(several, 1) * past / max(steps, 1) > MOST_SECONDS:
                 break
-            if found:
-                masks.append(found)
-            taken.decisions.append(decided[0])
-            taken.candidates.append(decided[1])
-            tokens = [each.token_id for each in decided[0]]
-            goes_on = self._say(sequences, tokens, taken.broken)
-            now = time.perf_counter()
-            past = now - began
-            if not goes_on or past + past / taken.steps > MOST_SECONDS or asked():
-                break
+            goes_on = goes_on and not asked()
+        taken = run.taken
         if not taken.steps:
             return None
+        self._step_seconds = past / taken.steps
         for place, sequence in enumerate(sequences if masked else ()):
-            sequence.masks = [mask for each in masks if (mask := each[place]) is not None]
-        for each in taken.candidates:
-            counters.count_certificates(each.certificates)
-        counters.steps_took(taken.steps, body, now - began - body)
+            sequence.masks = [mask for each in run.masks if (mask := each[place]) is not None]
+        counters.count_certificates(taken.certificates)
+        counters.steps_took(taken.steps, run.body_seconds, past - run.body_seconds)
         return taken
+
+    def _go_on(self, run: _Run, several: int) -> bool:
+        """Takes ``several`` steps by one call, or one step; whether another one may follow."""
+        at_once = self._several(run, several) if several > 1 and not run.masked else None
+        if at_once is None:
+            return self._one(run, None)
+        goes_on, count = True, len(run.sequences)
+        for step, tokens in enumerate(at_once.tokens):
+            decisions = list(map(RowDecision, tokens))
+            goes_on = self._took(run, decisions, at_once.candidates, step * count)
+        return goes_on if at_once.hidden is None else self._one(run, at_once.hidden)
+
+    def _several(self, run: _Run, steps: int) -> _AtOnce | None:
+        """Up to so many steps by one call, if there is such a call."""
+        if not isinstance(self._body, FusedBody):
+            return None
+        asked = {each for own in run.sequences for each in own.request.parameters.stop_token_ids}
+        stops = np.array([*self._eos_ids, *asked], np.int64)
+        at_once = run.draws.several(self._body, run.places(steps), run.tokens(), stops)
+        if at_once is not None:
+            run.body_seconds += at_once.body_seconds
+        return at_once
+
+    def _one(self, run: _Run, hidden: npt.NDArray[np.float32] | None) -> bool:
+        """Takes one step, whose ``hidden`` states may be there already; whether another one may
+        follow."""
+        sequences, masked = run.sequences, run.masked
+        if masked:
+            self._constraints.begin(masked, alone=len(sequences) == 1)
+        if hidden is None:
+            began = time.perf_counter()
+            hidden = self._body.forward(run.batch()).numpy()
+            run.body_seconds += time.perf_counter() - began
+        found = self._constraints.begun(sequences) if masked else ()
+        decided = None if found is None else run.draws.draw(hidden, found)
+        if masked and not found and decided is not None:
+            [drawn] = decided[0]
+            if not self._constraints.allows(sequences[0], drawn.token_id):
+                self._constraints.begin(masked, alone=True)
+                found = self._constraints.begun(sequences)
+                decided = None if found is None else run.draws.draw(hidden, found)
+        if decided is None:
+            return False
+        if found:
+            run.masks.append(found)
+        return self._took(run, *decided, 0)
+
+    def _took(
+        self, run: _Run, decisions: list[RowDecision], candidates: Candidates, first: int
+    ) -> bool:
+        """One more step, whose rows are those of ``candidates`` from ``first`` on; whether another
+        one may follow."""
+        run.taken.decisions.append(decisions)
+        run.taken.candidates.append((candidates, first))
+        tokens = [each.token_id for each in decisions]
+        return self._say(run.sequences, tokens, run.taken.broken)
 
     def _say(
         self,
@@ -170,29 +213,56 @@ class Runs:
         return goes_on
 
 
-class _Places(NamedTuple):
-    """Where the tokens of N sequences go, step by step."""
+Decided = tuple[list[RowDecision], Candidates]  # of one step, and what it was made from
 
-    rows: npt.NDArray[np.int32]  # [N] each its own
-    tables: npt.NDArray[np.int32]  # [N, blocks]
-    positions: npt.NDArray[np.int32]  # [steps, N]
-    slots: npt.NDArray[np.int64]  # [steps, N]
 
-    @classmethod
-    def of(cls, plan: StepPlan, steps: int) -> _Places:
-        """Of ``steps`` that begin with ``plan``, in blocks that its sequences have."""
-        rows = np.arange(len(plan.chunks), dtype=np.int32)
-        tables = block_tables(plan)
-        starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
-        positions = starts + np.arange(steps, dtype=np.int32)[:, None]
-        blocks = tables[rows, positions // BLOCK_TOKENS].astype(np.int64)
-        slots = blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS
-        return cls(rows, tables, positions, slots)
+@dataclass(slots=True, eq=False)
+class _Run:
+    """What has been taken of a run of N ``sequences``, and the places of ``every`` step."""
 
-    def batch(self, step: int, tokens: Sequence[int]) -> Batch:
-        """One step, of the last ``tokens``."""
-        ids, rows = np.array(tokens, np.int32), self.rows
-        return Batch(ids, self.positions[step], self.slots[step], rows, self.tables, rows)
+    sequences: list[EngineSequence]
+    every: Places
+    draws: _Draws
+    masked: list[EngineSequence]  # which have a grammar
+    taken: RunSteps = field(default_factory=RunSteps)
+    masks: list[tuple[Mask | None, ...]] = field(default_factory=list)  # of steps that had some
+    body_seconds: float = 0.0
+
+    def places(self, steps: int) -> Places:
+        """Of so many steps from the next one on."""
+        first, every = self.taken.steps, self.every
+        own = slice(first, first + steps)
+        return every._replace(positions=every.positions[own], slots=every.slots[own])
+
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """The last ones [N]."""
+        return np.array([each.token_ids[-1] for each in self.sequences], np.int64)
+
+    def batch(self) -> Batch:
+        """The next step."""
+        step, (positions, slots, rows, tables) = self.taken.steps, self.every
+        ids = self.tokens().astype(np.int32)
+        return Batch(ids, positions[step], slots[step], rows, tables, rows)
+
+
+def _places(plan: StepPlan, steps: int) -> Places:
+    """Of ``steps`` that begin with ``plan``, in blocks that its sequences have."""
+    rows = np.arange(len(plan.chunks), dtype=np.int32)
+    tables = block_tables(plan)
+    starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
+    positions = starts + np.arange(steps, dtype=np.int32)[:, None]
+    blocks = tables[rows, positions // BLOCK_TOKENS].astype(np.int64)
+    return Places(positions, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, rows, tables)
+
+
+class _AtOnce(NamedTuple):
+    """T steps of N rows that one call has taken; ``hidden`` states [N, d] of one more, which it
+    could not decide."""
+
+    tokens: list[list[int]]  # [T, N]
+    candidates: Candidates  # of T N rows, one step's behind the other's
+    hidden: npt.NDArray[np.float32] | None
+    body_seconds: float
 
 
 class _Draws:
@@ -207,14 +277,26 @@ class _Draws:
         self._masks: tuple[Mask | None, ...] | None = None  # of the step before
         self._steady: SteadyRows | None = None
 
+    def several(
+        self,
+        body: FusedBody,
+        places: Places,
+        tokens: npt.NDArray[np.int64],
+        stops: npt.NDArray[np.int64],
+    ) -> _AtOnce | None:
+        """Steps without masks that one call takes (`kernels.steps.take_steps`), if it can."""
+        steady = self._steady_rows(())
+        taken = None if steady is None else steady.take(body.stack, places, tokens, stops)
+        if steady is None or taken is None:
+            return None
+        candidates = steady.candidates(taken.found)
+        return _AtOnce(taken.tokens, candidates, taken.hidden, taken.body_seconds)
+
     def draw(
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
-    ) -> tuple[list[RowDecision], Candidates] | None:
-        """The decisions for ``hidden`` [N, d], and what they were made from; None where a row has
-        none."""
-        if masks != self._masks:
-            self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
-        steady = self._steady
+    ) -> Decided | None:
+        """The decisions for ``hidden`` [N, d]; None where a row has none."""
+        steady = self._steady_rows(masks)
         found = None if steady is None else steady.found(hidden)
         if steady is None or found is None:
             return self._step_by_step(hidden, masks)
@@ -227,9 +309,14 @@ class _Draws:
         steady.advance()
         return decided
 
+    def _steady_rows(self, masks: tuple[Mask | None, ...]) -> SteadyRows | None:
+        if masks != self._masks:
+            self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
+        return self._steady
+
     def _step_by_step(
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
-    ) -> tuple[list[RowDecision], Candidates] | None:
+    ) -> Decided | None:
         if self._steady is not None:
             self._masks = None  # it is of another position then
         asked = RowNames(self._names, masks=masks)
@@ -239,9 +326,7 @@ class _Draws:
             return None
         return self._decided(asked, candidates)
 
-    def _decided(
-        self, asked: RowNames, candidates: Candidates
-    ) -> tuple[list[RowDecision], Candidates] | None:
+    def _decided(self, asked: RowNames, candidates: Candidates) -> Decided | None:
         decided = self._plane.submit(0, asked, candidates).result()
         decisions = [each for each in decided if each is not None]
         return (decisions, candidates) if len(decisions) == len(decided) else None

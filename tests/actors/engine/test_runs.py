@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
 from lexshard.actors.engine.several_steps import runs
 from lexshard.actors.grammar.matcher import GrammarError
+from lexshard.actors.head import plain_steps
 from lexshard.actors.messages import (
     Commands,
     Drafting,
@@ -25,6 +27,9 @@ from lexshard.actors.messages import (
     SequenceEvent,
     StepOutput,
 )
+from lexshard.kernels.certified import Rows
+from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.steps import AskedRows, Places, StepsTaken
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO_DRAFT
 
@@ -48,8 +53,9 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is as long on a slow machine."""
+    """A run, and what one call takes of it, is as long on a slow machine."""
     monkeypatch.setattr(runs, "MOST_SECONDS", 10.0)
+    monkeypatch.setattr(runs, "CALL_SECONDS", 10.0)
 
 
 @pytest.fixture
@@ -149,6 +155,19 @@ def test_steps_and_certificates_are_counted_as_ever(prompt_ids: list[tuple[int, 
     assert counted[0] == counted[1]
 
 
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "top-k and min-p", "top-p"])
+def test_what_one_call_takes_costs_and_is_certified_as_ever(
+    kind: str, singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    """To the bytes that were read and the tightness of bounds."""
+    request = Request("certified", 0, prompt_ids[4][:30], KINDS[kind])
+    each, all_at_once = (
+        [one for event in heard(engine, [request]) for one in event.certificates]
+        for engine in (singly, together)
+    )
+    assert all_at_once == each
+
+
 def test_a_run_ends_where_something_is_asked(prompt_ids: list[tuple[int, ...]]) -> None:
     """A newcomer waits for one step, and one that is cancelled says no more."""
     engine = demo_engine(head="certified", steps_at_once=8)
@@ -184,8 +203,10 @@ def test_a_run_ends_where_something_is_asked(prompt_ids: list[tuple[int, ...]]) 
 
 
 def test_asking_is_looked_for_after_every_step(
-    together: Engine, prompt_ids: list[tuple[int, ...]]
+    together: Engine, prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But inside a call."""
+    monkeypatch.setattr(runs, "CALL_SECONDS", 0.0)
     looks = itertools.count(1)
     together.steps.asked = lambda: next(looks) % 3 == 0
     try:
@@ -295,17 +316,31 @@ def test_a_rule_that_rests_hears_of_every_step_of_a_run(
     engine.close()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 10.0], ids=["steps", "calls"])
 def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
-    prompt_ids: list[tuple[int, ...]],
+    seconds: float, prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At one place, in steps one by one and in a call that takes several."""
+    monkeypatch.setattr(runs, "CALL_SECONDS", seconds)
     engine = demo_engine(head="certified", steps_at_once=8)
-    forward = engine.model.body.forward
+    forward, take = engine.model.body.forward, plain_steps.take_steps
 
     def overflowing(batch: Batch) -> torch.Tensor:
         hidden = forward(batch)
         return hidden * torch.nan if int(batch.positions[-1]) >= 41 else hidden
 
+    def overflowing_steps(
+        stack: LlamaStack, rows: Rows, asked: AskedRows, places: Places, *others: Any
+    ) -> StepsTaken:
+        fine = int((places.positions[:, 0] < 41).sum())
+        if fine:
+            own = {"positions": places.positions[:fine], "slots": places.slots[:fine]}
+            return take(stack, rows, asked, places._replace(**own), *others)
+        stack.weights.final_norm[:] = np.nan
+        return take(stack, rows, asked, places, *others)
+
     engine.model.body.forward = overflowing  # type: ignore[method-assign]
+    monkeypatch.setattr(plain_steps, "take_steps", overflowing_steps)
     events = heard(engine, [Request("a", 0, prompt_ids[0][:30], PLAIN)])
     assert sum(len(each.token_ids) for each in events) == 12
     assert events[-1].finish_reason == "error"

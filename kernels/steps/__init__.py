@@ -1,0 +1,100 @@
+"""Steps of a fused body and of a head that certifies them, one behind the other, in one call.
+
+What Python does between two steps, and what three calls cost before they compute, takes a small
+model as long as a quarter of its step. Tokens and candidates are those that `kernels.llama`,
+`kernels.certified` and `kernels.decision` give one after the other, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lexshard.kernels import pool
+from lexshard.kernels.certified import MULTIPLICATIONS_PER_THREAD, Certified, Rows
+from lexshard.kernels.decision import PackedRows
+from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.search.types import Needs
+
+MOST = 2**16  # candidates of the steps of a call
+
+__all__ = ["AskedRows", "Places", "StepsTaken", "take_steps"]
+
+
+class Places(NamedTuple):
+    """Where the tokens of N sequences go in each of S steps."""
+
+    positions: npt.NDArray[np.int32]  # [S, N]
+    slots: npt.NDArray[np.int64]  # [S, N]
+    rows: npt.NDArray[np.int32]  # [N] each its own number
+    tables: npt.NDArray[np.int32]  # [N, blocks]
+
+
+class AskedRows(NamedTuple):
+    """What N rows ask of each step, without processors of any kind. Positions are those of the
+    first step; every step that is taken moves them on."""
+
+    needs: Needs
+    adjustments: Adjustments
+    top_p: npt.NDArray[np.float64]  # [N] as `kernels.certified.certified_candidates` takes it
+    drawing: PackedRows
+
+
+class StepsTaken(NamedTuple):
+    """T steps of N rows. ``hidden`` are the hidden states of one more, which is computed and which
+    this call cannot decide; None where there is none."""
+
+    tokens: list[list[int]]  # [T, N]
+    found: Certified  # of T N rows, one step's behind the other's
+    hidden: npt.NDArray[np.float32] | None  # [N, d]
+    body_seconds: float  # of all that is computed
+
+
+def take_steps(
+    stack: LlamaStack,
+    rows: Rows,
+    asked: AskedRows,
+    places: Places,
+    tokens: npt.NDArray[np.int64],
+    stops: npt.NDArray[np.int64],
+    most_candidates: int,
+) -> StepsTaken:
+    """Up to as many steps as there are ``places``, of which ``tokens`` [N] have the first. They end
+    behind one that draws one of ``stops``, and before one of which bounds leave a row more than
+    ``most_candidates``, or are not sure of its token."""
+    from lexshard.kernels.steps import cpu  # numba compiles on first use
+
+    embedding, shift = stack.embedding, 16
+    if embedding.dtype == np.float32:
+        embedding, shift = embedding.view(np.uint32), 0
+    large = len(tokens) * rows.values.size > MULTIPLICATIONS_PER_THREAD
+    team, size = pool.team()
+    _, head_size = pool.team(worth=large)
+    hidden = np.empty((len(tokens), stack.shape.hidden), np.float32)
+    undecided, seconds, drawn, found = cpu.take_steps(
+        team,
+        size,
+        head_size,
+        embedding,
+        shift,
+        float(stack.shape.embedding_scale),
+        tokens,
+        *places,
+        *stack.weights,
+        *stack.shape.constants,
+        stack.key_cache,
+        stack.value_cache,
+        *rows,
+        asked.needs,
+        asked.adjustments,
+        asked.top_p,
+        *asked.drawing,
+        stops,
+        most_candidates,
+        MOST,
+        hidden,
+    )
+    return StepsTaken(drawn.tolist(), Certified(*found), hidden if undecided else None, seconds)

@@ -1,0 +1,204 @@
+"""See `kernels.steps`: its parts are the kernels of the folders around it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from lexshard.kernels.certified.cpu import certified_candidates
+from lexshard.kernels.decision.packed import decide_packed_rows
+from lexshard.kernels.draft.cpu import embed
+from lexshard.kernels.llama.cpu import forward
+from lexshard.kernels.team.clock import now
+
+
+@njit(nogil=True, cache=True)
+def _decided(found, most, decision):  # type: ignore[no-untyped-def]
+    """The tokens of a step, none where it is not certain of them or has too many candidates."""
+    penalties, limits, counts, noise, tables = decision
+    ids, raw, offsets, members = found
+    nothing = np.empty(0, np.int64)
+    if not members.all():
+        return nothing
+    for row in range(members.size):
+        if offsets[row + 1] - offsets[row] > most:
+            return nothing
+    tokens = decide_packed_rows(ids, raw, offsets, penalties, limits, counts, noise, tables)
+    return nothing if tokens.min() < 0 else tokens
+
+
+@njit(nogil=True, cache=True)
+def _any_of(tokens, stops):  # type: ignore[no-untyped-def]
+    for token in tokens:
+        for stop in stops:
+            if token == stop:
+                return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def take_steps(  # type: ignore[no-untyped-def]
+    team,
+    size,
+    head_size,
+    embedding,
+    embedding_shift,
+    embedding_scale,
+    first_tokens,
+    positions,
+    slots,
+    own_rows,
+    block_tables,
+    attention_norm,
+    qkv,
+    qkv_bias,
+    query_norm,
+    key_norm,
+    attention_output,
+    attended_norm,
+    mlp_norm,
+    gate_up,
+    down,
+    inner_norm,
+    final_norm,
+    cosine,
+    sine,
+    tables,
+    windows,
+    heads,
+    kv_heads,
+    head_dim,
+    epsilon,
+    scale,
+    softcap,
+    activation,
+    key_cache,
+    value_cache,
+    weight,
+    values,
+    row_scale,
+    row_slack,
+    block_slack,
+    products,
+    direction,
+    hidden_limits,
+    needs,
+    adjustments,
+    top_p,
+    penalties,
+    limits,
+    counts,
+    noise,
+    penalty_tables,
+    stops,
+    most,
+    room,
+    hidden,
+):
+    """Whether ``hidden`` [N, d] are those of a step that is not decided; the seconds of bodies; the
+    tokens [T, N] of the T steps that are; and the fields of `kernels.certified.Certified` of their
+    rows, one step's behind the other's."""
+    steps, count = positions.shape
+    rows = steps * count
+    ids, raw = np.empty(room, np.int32), np.empty(room, np.float32)
+    tokens, offsets = np.empty((steps, count), np.int64), np.zeros(rows + 1, np.int64)
+    thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
+    weighed, leaders = np.empty(rows, np.int64), 0
+    last, embedded = first_tokens, np.empty((count, hidden.shape[1]), np.float32)
+    taken, spent, undecided = 0, 0, False
+    while taken < steps:
+        began = now()
+        embed(embedding, embedding_shift, embedding_scale, last, embedded)
+        forward(
+            team,
+            size,
+            embedded,
+            positions[taken],
+            slots[taken],
+            own_rows,
+            block_tables,
+            own_rows,
+            attention_norm,
+            qkv,
+            qkv_bias,
+            query_norm,
+            key_norm,
+            attention_output,
+            attended_norm,
+            mlp_norm,
+            gate_up,
+            down,
+            inner_norm,
+            final_norm,
+            cosine,
+            sine,
+            tables,
+            windows,
+            heads,
+            kv_heads,
+            head_dim,
+            epsilon,
+            scale,
+            softcap,
+            activation,
+            key_cache,
+            value_cache,
+            hidden,
+        )
+        spent += now() - began
+        undecided = True
+        known, found = certified_candidates(
+            team,
+            head_size,
+            hidden,
+            weight,
+            values,
+            row_scale,
+            row_slack,
+            block_slack,
+            products,
+            direction,
+            hidden_limits,
+            needs,
+            adjustments,
+            top_p,
+        )
+        own, logits, own_offsets, reached, bounds, known_best, leading, members, also = found
+        low, first = taken * count, offsets[taken * count]
+        if not known or first + own.size > room:
+            break
+        decision = (penalties, limits, counts, noise, penalty_tables)
+        drawn = _decided((own, logits, own_offsets, members), most, decision)
+        if drawn.size == 0:
+            break
+        undecided = False
+        tokens[taken], last = drawn, drawn
+        ids[first : first + own.size], raw[first : first + own.size] = own, logits
+        offsets[low + 1 : low + count + 1] = own_offsets[1:] + first
+        high = low + count
+        thresholds[low:high], largest[low:high] = reached, bounds
+        best[low:high], weighed[low:high] = known_best, also
+        leaders += leading
+        taken += 1
+        needs.position[:] += np.uint64(1)
+        noise[1] += np.uint64(1)
+        if _any_of(drawn, stops):
+            break
+    high = taken * count
+    filled = offsets[high]
+    return (
+        undecided,
+        spent / 1e9,
+        tokens[:taken],
+        (
+            ids[:filled],
+            raw[:filled],
+            offsets[: high + 1],
+            thresholds[:high],
+            largest[:high],
+            best[:high],
+            leaders,
+            np.ones(high, np.bool_),
+            weighed[:high],
+        ),
+    )
