@@ -249,19 +249,23 @@ class Engine:
         """What records its steps."""
         return self._body if isinstance(self._body, GraphedBody) else self._parallel_body
 
-    def warm_up(self, *, guessing: bool = True, whole_rows: bool = True) -> None:
+    def warm_up(
+        self, *, guessing: bool = True, whole_rows: bool = True, several_steps: bool = True
+    ) -> None:
         """Compile and run every kernel once, then forget it: cache and counts are as new. What
         grammars need of the tokenizer is made beside it.
 
         Until `take_kernels`: without ``guessing`` the drafter's kernels are left out, and it drafts
         only for those whose tokens depend on their guesses; without ``whole_rows``, which takes an
-        engine without samplers, rows of all logits are decided by the kernel of candidates.
+        engine without samplers, rows of all logits are decided by the kernel of candidates; without
+        ``several_steps`` no call takes more than one.
         """
         self._tell("warming up: every kernel once")
         tokenizer = self._grammars.start()
         if not whole_rows:
             assert isinstance(self._plane, OwnDecisions)
             self._plane.sampler.whole_rows = False
+        self.steps.take_several(several_steps)
         if self._speculation is not None:
             self._speculation.paused = not guessing
         rounds = warm_up_requests(
@@ -291,6 +295,7 @@ class Engine:
             self._speculation.paused = False
         if isinstance(self._plane, OwnDecisions):
             self._plane.sampler.whole_rows = True
+        self.steps.take_several(True)
 
     def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost, which tells whether guessing pays."""

@@ -175,6 +175,11 @@ class Steps:
             chunk.sequence.advance(taken.steps, self._scheduler.pool)
         return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), taken.broken, set())
 
+    def take_several(self, allowed: bool) -> None:
+        """Whether a call may take several steps of a run; from any thread."""
+        if self._runs is not None:
+            self._runs.several = allowed
+
     def _steps_of_run(self, plan: StepPlan) -> int:
         """How many steps in a row are like ``plan``, the sequences that will end aside."""
         most = self._most_at_once

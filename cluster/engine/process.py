@@ -114,12 +114,16 @@ class EngineProcess:
         later = ahead.compile_kernels(configuration, tell)
         engine = self.make(configuration, tell)
         drafts = ahead.holds(later, ahead.GUESSING)
-        engine.warm_up(guessing=not drafts, whole_rows=not ahead.holds(later, ahead.WHOLE_ROWS))
+        engine.warm_up(
+            guessing=not drafts,
+            whole_rows=not ahead.holds(later, ahead.WHOLE_ROWS),
+            several_steps=not ahead.holds(later, ahead.SEVERAL_STEPS),
+        )
         if later:
             tell(
                 "serving; drafts begin when their kernels are compiled"
                 if drafts
-                else "serving; kernels for rows of all logits are still compiled"
+                else "serving; kernels that make it faster are still compiled"
             )
             ahead.compile_later(later, engine.take_kernels)
         settle()

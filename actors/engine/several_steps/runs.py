@@ -86,7 +86,8 @@ class RunSteps:
 
 class Runs:
     """Takes runs of a ``body`` and a ``head`` in this process. Rows that the head does not decide
-    at once ``plane`` does; ``constraints`` has the grammars of those that have one."""
+    at once ``plane`` does; ``constraints`` has the grammars of those that have one. ``several``
+    says whether a call may take several steps."""
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class Runs:
         self._plane = plane
         self._constraints = constraints
         self._eos_ids = eos_ids
-        self._step_seconds = 1.0  # of the last run; before the first, too long for several
+        self._step_seconds = 1e-6  # of the last run; before the first, in a warm-up, as if none
+        self.several = True
 
     def take(
         self, plan: StepPlan, most: int, counters: Counters, asked: Callable[[], bool]
@@ -147,7 +149,7 @@ class Runs:
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""
-        if not isinstance(self._body, FusedBody):
+        if not self.several or not isinstance(self._body, FusedBody):
             return None
         asked = {each for own in run.sequences for each in own.request.parameters.stop_token_ids}
         stops = np.array([*self._eos_ids, *asked], np.int64)

@@ -25,6 +25,9 @@ TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
 GUESSING = "lexshard.kernels.draft.cpu:_draft"
 # A third of the rest: until then every token is a candidate, which takes longer and draws the same.
 WHOLE_ROWS = "lexshard.kernels.decision.cpu:decide_dense"
+# Body, head and draw in one, as long to compile as these are alone: until then steps are taken one
+# by one.
+SEVERAL_STEPS = "lexshard.kernels.steps.cpu:take_steps"
 
 
 def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Groups:
@@ -60,7 +63,7 @@ def compile_later(groups: Groups, then: Callable[[], None]) -> None:
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
     """What is needed for a first token, and what is not. Tokens of guesses that are tested by
     distributions depend on them: these are needed from the first on."""
-    can_wait = set()
+    can_wait = {SEVERAL_STEPS}
     # A certified head drafts by other kernels, which a warm-up compiles.
     if configuration.verify not in BY_DISTRIBUTION and configuration.draft_head != "certified":
         can_wait.add(GUESSING)
@@ -95,8 +98,11 @@ def calls_of(configuration: EngineConfiguration) -> Groups:
     def needed(call: Call) -> bool:
         if call.folder == "draft":
             return drafts
+        ranks, fused = configuration.tensor_parallel is not None, configuration.body != "general"
         if call.folder == "parallel":
-            return configuration.tensor_parallel is not None and configuration.body != "general"
+            return ranks and fused
+        if call.folder == "steps":
+            return fused and not ranks and configuration.samplers == 0
         return "signed_bytes" not in call.function or has_feature("avx512vnni")
 
     groups = {name: list(filter(needed, calls)) for name, calls in read_calls().items()}

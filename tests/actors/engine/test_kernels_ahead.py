@@ -13,6 +13,7 @@ from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start import kernels_ahead
 from lexshard.actors.engine.start.kernels_ahead import (
     GUESSING,
+    SEVERAL_STEPS,
     TOLD_EVERY,
     WHOLE_ROWS,
     calls_of,
@@ -73,7 +74,7 @@ def test_without_a_draft_model_nothing_is_compiled_for_one() -> None:
 def test_without_ranks_nothing_is_compiled_for_them() -> None:
     alone = folders(EngineConfiguration(model=str(DEMO), device="cpu"))
     shared = EngineConfiguration(model=str(DEMO), tensor_parallel=2, device="cpu")
-    assert folders(shared) - alone == {"parallel"}
+    assert folders(shared) ^ alone == {"parallel", "steps"}
 
 
 def test_nothing_is_compiled_for_a_gpu_for_other_weights_or_for_none(tmp_path: Path) -> None:
@@ -109,7 +110,8 @@ def test_what_drafts_need_is_compiled_later_unless_tokens_depend_on_them(
         ),
     )
     later = compile_kernels(configuration, lambda phase: None)
-    expected = {WHOLE_ROWS, GUESSING} if verify in ("same-token", "greedy") else {WHOLE_ROWS}
+    expected = {WHOLE_ROWS, SEVERAL_STEPS}
+    expected |= {GUESSING} if verify in ("same-token", "greedy") else set()
     assert {call.function for calls in later.values() for call in calls} == expected
     assert holds(later, WHOLE_ROWS)
     assert holds(later, GUESSING) == (GUESSING in expected)
