@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -49,10 +50,9 @@ async def say_alone(
         return
     end: FinishReason | None = None
     while end is None:
-        told, stop = await in_thread(drafter.tokens, history, 1), None
+        told, end, stop = await in_thread(drafter.tokens, history, 1), "length", None
         history.extend(told)
-        end = "length"  # without a token there is no room for more
-        for token in told:
+        for token in told:  # else there is no room for more
             end, stop = parameters.end_with(token, len(history) - len(request.prompt_ids), ends)
         name, choice = request.request_id, request.choice
         emit(SequenceEvent(name, choice, told, finish_reason=end, stop_reason=stop))
@@ -114,13 +114,11 @@ class EdgeText:
         await self._send(connection, self._beginning())
         waits = self.comes_back
         while self.comes_back or not self.ended:  # the next text begins behind the last word
-            try:  # all that has come is heard first
+            with suppress(TimeoutError):  # all that has come is heard first
                 async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
                 waits = self.comes_back
                 continue
-            except TimeoutError:
-                pass
             if self.unsent is not None:
                 batch, self.unsent = self.chain.note(self.unsent), None
                 await self._send_guesses(connection, batch)
@@ -221,6 +219,8 @@ class EdgeText:
                     self._settle()
             case Refused(404) if self.comes_back:
                 self.session = None  # begins anew, with the text as far as it is here
+            case Refused(408):  # begun over an idle connection when the server had enough of that
+                raise ConnectionError("the server has closed an idle connection")
             case Refused(status, message) if status >= 500 or status == 429:
                 self._fail(message, "abort")
             case Refused(_, message):
