@@ -21,6 +21,7 @@ from lexshard.actors.messages import FinishReason, Request, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.link import CloudLink
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.openai.parameters import completion_fields
 
 logger = logging.getLogger("lexshard.edge")
 
@@ -121,7 +122,7 @@ class EdgeText:
                 continue
             if self.unsent is not None:
                 batch, self.unsent = self.chain.note(self.unsent), None
-                await self._send_guesses(connection, batch)
+                await self._send(connection, self._encoded(batch))
             elif (wanted := self._wanted()) is not None:
                 self.unsent = await self._drafted(wanted)
             else:
@@ -141,7 +142,7 @@ class EdgeText:
             codec.mode,
             self.link.vocabulary,
             prompt=wire.pack_ids(request.prompt_ids, codec.token_bits),
-            parameters=wire.completion_fields(request.parameters, request.priority),
+            parameters=completion_fields(request.parameters, request.priority),
             bad_words=request.parameters.bad_words,
             choice=request.choice,
             said=wire.pack_ids(said, codec.token_bits),
@@ -153,7 +154,7 @@ class EdgeText:
     def _wanted(self) -> Pace | None:
         """What to send next; None: wait."""
         chain, pace, request = self.chain, self.link.pace, self.request
-        going, guesses = chain.going, len(chain.history) - self.length
+        going, guessed = chain.going, len(chain.history) - self.length
         end = len(request.prompt_ids) + request.parameters.max_tokens
         room = max(0, end - len(chain.history) - 1)
         most = room if request.drafting.most is None else min(room, request.drafting.most)
@@ -164,9 +165,9 @@ class EdgeText:
                 return None
             return Pace(min(wanted.guesses, most), min(wanted.alone, room))
         full = len(going) >= MOST_GOING or len(chain.unanswered) >= MOST_UNANSWERED - 1
-        if full or not guesses or any(batch.alone for batch in going):
+        if full or not guessed or any(batch.alone for batch in going):
             return None
-        count = min(pace.ahead(guesses), most)
+        count = min(pace.ahead(guessed), most)
         return Pace(count) if count else None
 
     async def _drafted(self, wanted: Pace) -> GuessBatch:
@@ -187,7 +188,8 @@ class EdgeText:
             self.link.pace.drafted(count, seconds, bits)
         return replace(batch, alone=wanted.alone)
 
-    async def _send_guesses(self, connection: ClientConnection, batch: GuessBatch) -> None:
+    def _encoded(self, batch: GuessBatch) -> bytes:
+        """A batch that is sent now."""
         started = time.monotonic()
         content = self.drafter.codec.encode(batch)
         now = time.monotonic()
@@ -195,7 +197,7 @@ class EdgeText:
         waits = self.length > max(len(self.request.prompt_ids), self.runs_to - 1)
         if len(self.chain.unanswered) == 1 and waits:
             self.timed = (8 * len(content), now)
-        await self._send(connection, content)
+        return content
 
     async def _send(self, connection: ClientConnection, content: bytes) -> None:
         self.link.count(edge_uplink_bits=8 * len(content))

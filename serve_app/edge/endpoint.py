@@ -126,6 +126,7 @@ class EdgeEndpoint:
             body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": list(prompt)}
         except (orjson.JSONDecodeError, TypeError) as error:
             raise FrameError(f"'parameters' are no JSON object: {error}") from None
+        labels = bool(body.pop("labels", False))
         fields = read_completion(self._state, body, record)
         if asks_for_constraint(fields):
             reason = "the text of a device cannot be held to a grammar"
@@ -143,8 +144,9 @@ class EdgeEndpoint:
         with ticket.released_on_error():
             generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
             request = generation.choices[0].request
-            request = replace(request, choice=opening.choice, resumed_ids=said)
-            text = VerifiedText(codec, request)
+            parameters = replace(request.parameters, labels=labels)
+            own = {"choice": opening.choice, "resumed_ids": said, "parameters": parameters}
+            text = VerifiedText(codec, replace(request, **own))
             return EdgeSession(self._sessions, self._state, text, ticket, record)
 
     async def _codec(self, opening: Opening) -> FrameCodec:

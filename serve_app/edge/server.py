@@ -61,7 +61,8 @@ async def _serve(config: ServeConfig, client: EdgeClient, stop: StopRequest) -> 
         elif client.cloud is not None:
             # It answers under the server's names.
             names, mode = client.cloud.models, client.settings.mode
-            state.config = config.model_copy(update={"served_model_name": list(names)})
+            told = config.model_dump(by_alias=True) | {"served_model_name": list(names)}
+            state.config = ServeConfig(**told)
             if client.cloud.chat_template != client.model.tokenizer.chat_template:
                 say("the draft model's chat template is not the server's: chats read otherwise")
             most = client.settings.longest

@@ -23,6 +23,7 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.openai.parameters import completion_fields
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
 from tests.support.mock_server import TOKENIZER
 from tests.support.real_server import wait
@@ -40,7 +41,7 @@ def opening(**changes: Any) -> Opening:
         mode="same-token",
         vocabulary=HASH,
         prompt=wire.pack_ids(PROMPT, CODEC.token_bits),
-        parameters=wire.completion_fields(asked),
+        parameters=completion_fields(asked),
     )
     return msgspec.structs.replace(whole, **changes)
 
