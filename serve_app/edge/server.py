@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
 from contextlib import nullcontext
 from functools import partial
 
 import uvloop
 
-from lexshard.actors.configuration import DraftHeadChoice
 from lexshard.actors.edge.drafting import warm_up
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.cluster.config import ServeConfig
@@ -20,25 +21,20 @@ from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.stopping import StopRequest
 
+KEY_VARIABLE = "LEXSHARD_CLOUD_KEY"
 
-def serve_edge(
-    config: ServeConfig,
-    settings: EdgeSettings,
-    cloud: str,
-    key: str | None,
-    head: DraftHeadChoice,
-    *,
-    offline: bool,
-) -> int:
-    """``lexshard edge`` with the draft model of ``config``; see `EdgeClient`. Returns the exit code
-    when it has been told to stop. Call it in the main thread."""
+
+def serve_edge(config: ServeConfig, settings: EdgeSettings, arguments: argparse.Namespace) -> int:
+    """``lexshard edge`` with these ``arguments``; returns the exit code when it has been told to
+    stop. Call it in the main thread."""
     log_to(sys.stderr, config.log_format)
     stop = StopRequest()
     stop.listen()
     print_lines(f"lexshard: loading the draft model {config.model}", config.log_format)
-    model = load_model(config.model, head)
+    model = load_model(config.model, arguments.draft_head)
     warm_up(model.drafter, settings, model.information.vocabulary_size)
-    client = EdgeClient(cloud, key, model, settings, allowed_alone=offline)
+    alone, key = arguments.offline == "draft", os.environ.get(KEY_VARIABLE)
+    client = EdgeClient(arguments.cloud, key, model, settings, allowed_alone=alone)
     return uvloop.run(_serve(config, client, stop))
 
 
