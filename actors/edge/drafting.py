@@ -34,11 +34,11 @@ class EdgeDrafter:
         # At temperature 0 nothing is drawn: an id tells all there is to tell.
         mode = settings.mode if self._state.inverse_temperature else "same-token"
         self.codec = FrameCodec(mode, vocabulary_size, settings.resolution, settings.size)
-        self.threshold = settings.threshold() if mode == "csqs" else None
+        self.threshold = settings.threshold()  # in other modes it hears of no token
         self._model = model
         self._settings = settings
         self._sequence = sequence
-        self._first = 0  # position of the first guess that the threshold has not heard of
+        self._heard = 0  # length of the text that the threshold has heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
         """At most ``most`` guesses at what follows ``history``, but one at least where the model
@@ -65,8 +65,6 @@ class EdgeDrafter:
     def _distributions(self, history: list[int], most: int) -> GuessBatch:
         """One guess after the other: each is drawn from what the other side will be told."""
         position, history = len(history), list(history)
-        if self.threshold is not None and not self.threshold.drafting:
-            self._first = position
         lattices: list[Lattice] = []
         left = self._settings.budget_bits
         while len(lattices) < most:
@@ -77,7 +75,7 @@ class EdgeDrafter:
             left -= self.codec.guess_bits(lattice)
             if left < 0 and lattices:
                 break
-            if self.threshold is not None:
+            if self.codec.mode == "csqs":
                 self.threshold.drafted(dropped)
             lattices.append(lattice)
             history.append(draw(lattice.likely, lattice.logits, self._state.key, len(history)))
@@ -89,7 +87,7 @@ class EdgeDrafter:
         order, scale = proposal.ids.argsort(), proposal.inverse_temperature
         ids, logits = proposal.ids[order], proposal.logits[order]
         some = partial(sparsify, ids, logits, inverse_temperature=scale)
-        if self.threshold is None:
+        if self.codec.mode != "csqs":
             told = self.codec.fixed_size
             kept = some(most=told)
         else:
@@ -108,9 +106,8 @@ class EdgeDrafter:
     def heard(self, length: int, *, goes_on: bool) -> None:
         """Prompt and output have come to ``length`` tokens; what was guessed behind them
         ``goes_on``, or was wrong."""
-        if self.threshold is not None:
-            self.threshold.heard(max(0, length - self._first), goes_on=goes_on)
-            self._first = max(self._first, length)
+        self.threshold.heard(length - self._heard, goes_on=goes_on)
+        self._heard = length
         if not goes_on:
             self._model.roll_back(self._sequence, length)
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
@@ -132,12 +132,13 @@ class EdgeClient:
 
     @property
     def information(self) -> EngineInformation:
-        """What the server's engine decided. Raises RuntimeError before it was found."""
+        """What the server's engine decided, but that receipts are the server's own to write.
+        Raises RuntimeError before it was found."""
         if self.offline:
             return self.model.information
         if self.cloud is None:
             raise RuntimeError(f"no server yet: {self.away}")
-        return self.cloud.engine
+        return replace(self.cloud.engine, processor="")
 
     @property
     def statistics(self) -> EdgeStatistics:
@@ -213,9 +214,9 @@ class EdgeClient:
         finally:
             in_thread(drafter.close)  # behind what it drafts, if it does
             count(finished=1)
-            if (threshold := drafter.threshold) is not None:
-                bound = threshold.bound * threshold.tokens
-                count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
+            threshold = drafter.threshold
+            bound = threshold.bound * threshold.tokens
+            count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
 
     def _close(self, stream: JournalStream) -> None:
         for request_id in stream.request_ids:

@@ -274,7 +274,7 @@ class EdgeText:
         goes_on = bool(self.chain.going) or self.unsent is not None
         self.drafter.heard(self.length, goes_on=goes_on)
         threshold = self.drafter.threshold
-        if threshold is not None and threshold.average > threshold.bound + 1e-9:
+        if threshold.average > threshold.bound + 1e-9:
             self.link.count(edge_bounds_broken=1)
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
 

@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from lexshard.actors.edge.frames import FrameCodec, GuessBatch
 from lexshard.actors.edge.pace import DraftPace
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.device import EdgeText
@@ -24,7 +25,7 @@ SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
 class CountingDrafter:
     """Guesses that every token is its own position."""
 
-    codec, threshold = CODEC, None
+    codec, threshold = CODEC, EdgeSettings().threshold()
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
         return GuessBatch(0, len(history), tuple(range(len(history), len(history) + most)))

@@ -226,6 +226,9 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
             own = httpx.post(f"{server.url}{path}", json=body, timeout=60)
             assert mine.status_code == own.status_code
             assert comparable(mine.text) == comparable(own.text)
+        body = {**text, "receipt": True}
+        reply = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+        assert (reply.status_code, "ask its server" in reply.text) == (400, True)
         body = {**text, "max_tokens": 20}
         reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
         assert reply.json()["offline"] is True

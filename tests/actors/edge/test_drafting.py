@@ -55,8 +55,7 @@ class Link:
         assert isinstance(self._model, ModelDrafter)
         size = self.engine.model.vocabulary_size
         drafter = EdgeDrafter(self._model, self._settings, request, number, size)
-        if drafter.threshold is not None:
-            self.thresholds.append(drafter.threshold)
+        self.thresholds.append(drafter.threshold)
         verified = VerifiedText(drafter.codec, request)
         return Text(request, GuessChain(request.prompt_ids), drafter, verified)
 
