@@ -16,7 +16,7 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.device import EdgeText
-from lexshard.serve_app.edge.wire import Opened, Resuming, Told
+from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
 
 CODEC = FrameCodec("same-token", 600)
 SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
@@ -62,6 +62,18 @@ class ScriptedLink:
         if step is LOST:
             raise LOST
         return wire.encode_reply(step)
+
+
+def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
+    """The server closes it while the device begins over it."""
+    last = Told({"token_ids": (3,), "finish_reason": "stop"})
+    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), last])
+    ends: Any = link, CountingDrafter()
+    events: list[SequenceEvent] = []
+    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
+    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
+    asyncio.run(asyncio.wait_for(text.run(), 30))
+    assert [(event.token_ids, event.error) for event in events] == [((3,), None)]
 
 
 @pytest.mark.parametrize("agrees", [False, True])

@@ -195,6 +195,20 @@ def test_sparse_distributions_are_sent_and_their_bound_kept(server: Server, mode
     asyncio.run(run())
 
 
+def test_a_device_that_stops_tells_its_texts_why(server: Server) -> None:
+    async def run() -> None:
+        async with device(server.url) as client:
+            stream = client.submit(requests(1, tokens=1_000))
+            await stream.arrived()
+            await client.stop()
+            async with asyncio.timeout(10):
+                while (event := (await stream.arrived())[-1]).finish_reason is None:
+                    pass
+            assert (event.finish_reason, event.error) == ("abort", "the device is shutting down")
+
+    asyncio.run(run())
+
+
 def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) -> None:
     """`lexshard edge`: the same reply, but for its id, to whatever a client asks; 503 while the
     server is away, or the draft model alone, which says so."""
