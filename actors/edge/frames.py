@@ -73,7 +73,7 @@ class FrameCodec:
         return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
 
     def guess_bits(self, lattice: Lattice | None) -> int:
-        """Bits of one guess in a batch, by what it was drawn from."""
+        """Bits of one guess, by what it was drawn from."""
         if lattice is None:
             return self.token_bits
         told = lattice_bits(self.vocabulary_size, len(lattice.ids), self.resolution)

@@ -96,9 +96,8 @@ class GuessChain(TextLedger):
         self._drop()
 
     def resumed(self, last: int, unanswered: Collection[int]) -> None:
-        """After a lost connection, when all is told that it has cost: the number of the ``last``
-        batch that the target has got, and of those it has not answered. What else was on its way is
-        lost."""
+        """After a lost connection, when all that was missed is told: of the batches up to the
+        ``last`` that came, some are ``unanswered``. What else was on its way is lost."""
         self.last, self._dropped = last, min(last, self._dropped)
         self.unanswered = {n: each for n, each in self.unanswered.items() if n in unanswered}
         self._drop()

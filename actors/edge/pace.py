@@ -1,11 +1,10 @@
-"""How much is guessed for a thin link, and how far the target goes on alone: what saves waiting for
-what it costs.
+"""How much is guessed for a thin link, and how far the target goes on alone: whatever brings more
+tokens per second.
 
 A batch of ``k`` guesses takes ``k`` drafts and the bits of ``k`` guesses, then one round trip; of
 guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. While a
 batch travels, guesses go on behind it as long as it is likely enough that all before them stand.
-A target that draws alone takes as long for a token as it takes, however long the round trip is, for
-it is asked for the next ones before it stops. What brings more tokens per second is done.
+To a target that draws alone round trips are nothing: it is asked for more before it stops.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ class DraftPace:
         """Guesses to add behind ``guessed`` that are on their way, 0: wait."""
         if not self._trips.known or self._length()[0] == 0:
             return 0
-        # The one after the last guess is guessed, too; and there is no use in more than the link
-        # carries, or the device drafts, until the first is answered.
+        # No more than the link carries, or the device drafts, until the first is answered; the
+        # first to be added stands behind a guess at what comes after those on their way.
         seconds = max(self._draft, self._guess_bits * self._trips.slope)
         room = self._trips.at(self._guess_bits) / seconds if seconds > 0 else math.inf
         places = np.arange(guessed, guessed + self._longest)

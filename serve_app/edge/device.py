@@ -74,7 +74,7 @@ class EdgeText:
     timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
     heard_at: float = 0.0
     runs_to: int = 0  # length of the text up to which the target goes on alone
-    probe: tuple[int, tuple[int, ...]] = (0, ())  # guesses that were not sent, from where
+    probe: tuple[int, Sequence[int]] = (0, ())  # guesses that were not sent, from where
     unsent: GuessBatch | None = None
     comes_back: bool = False  # and has not heard yet what it missed
     ended: bool = False
@@ -85,16 +85,15 @@ class EdgeText:
     async def run(self) -> None:
         """Raises `FrameError` where the server says what cannot be."""
         away, attempt, heard = time.monotonic(), 0, -1
-        while not self.ended:
+        while True:
             try:
                 async with self.link.connection() as connection:
                     await self._talk(connection)
                 return
-            except InvalidStatus as error:
-                if error.response.status_code < 500:
+            except (OSError, ConnectionClosed, InvalidHandshake) as error:
+                if isinstance(error, InvalidStatus) and error.response.status_code < 500:
                     self._fail(f"the server refuses the link: {error}", refused=True)
                     return
-            except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 logger.info("the link is lost: %s", error or type(error).__name__)
             if self.length > heard:
                 away, attempt, heard = time.monotonic(), 0, self.length
@@ -221,7 +220,7 @@ class EdgeText:
                     self._settle()
             case Refused(404) if self.comes_back:
                 self.session = None  # begins anew, with the text as far as it is here
-            case Refused(408):  # begun over an idle connection when the server had enough of that
+            case Refused(408):  # it came over an idle connection when the server closed that
                 raise ConnectionError("the server has closed an idle connection")
             case Refused(status, message) if status >= 500 or status == 429:
                 self._fail(message, "abort")
@@ -229,19 +228,15 @@ class EdgeText:
                 self._fail(message, refused=True)
 
     def _take(self, event: SequenceEvent) -> None:
-        guessed, before = self._guessed(), self.chain.answered
+        guessed: Sequence[int] = self.chain.history[self.length :]
+        before = self.chain.answered
+        if self.probe[0] == self.length and not self.chain.going:
+            guessed = self.probe[1]  # which was not sent
         self.chain.told(event.token_ids, event.answers)
         self._learn(guessed, event.token_ids, answers=self.chain.answered is not before)
         self._settle()
         self.emit(event)
         self.ended = event.finish_reason is not None
-
-    def _guessed(self) -> Sequence[int]:
-        """What was guessed to follow, sent or not."""
-        position, guesses = self.probe
-        if position == self.length and not self.chain.going:
-            return guesses
-        return self.chain.history[self.length :]
 
     def _learn(self, guessed: Sequence[int], new: tuple[int, ...], *, answers: bool) -> None:
         """What the text's going on with ``new`` says of what was guessed, and of the time."""

@@ -145,8 +145,8 @@ class EdgeEndpoint:
             generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
             request = generation.choices[0].request
             parameters = replace(request.parameters, labels=labels)
-            own = {"choice": opening.choice, "resumed_ids": said, "parameters": parameters}
-            text = VerifiedText(codec, replace(request, **own))
+            request = replace(request, choice=opening.choice, parameters=parameters)
+            text = VerifiedText(codec, replace(request, resumed_ids=said))
             return EdgeSession(self._sessions, self._state, text, ticket, record)
 
     async def _codec(self, opening: Opening) -> FrameCodec:
