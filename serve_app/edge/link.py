@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -95,7 +96,7 @@ class CloudLink:
         except urllib.error.HTTPError as error:
             reason = f"{url} answers {error.code}: {_message(error)}"
             raise CloudError(reason, final=error.code in (401, 403, 404)) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             reason = f"{url} does not answer as lexshard does: {error}"
             raise CloudError(reason, final=False) from None
         if cloud.vocabulary != self.vocabulary:

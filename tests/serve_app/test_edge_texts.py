@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.device import EdgeText
+from lexshard.serve_app.edge.link import CloudError, CloudLink
 from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
 
 CODEC = FrameCodec("same-token", 600)
@@ -62,6 +65,25 @@ class ScriptedLink:
         if step is LOST:
             raise LOST
         return wire.encode_reply(step)
+
+
+def test_what_speaks_no_http_is_asked_again() -> None:
+    """As a server that is killed while it answers: the device goes on to look for one."""
+    pace = DraftPace(longest=4, thrift=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        link = CloudLink(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "", pace)
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1_000)
+                connection.sendall(b"SSH-2.0\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(CloudError, match="does not answer as lexshard does") as raised:
+            link.ask()
+        answering.join()
+    assert not raised.value.final
 
 
 def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
