@@ -49,8 +49,7 @@ class EdgeModel:
 
 
 def load_model(folder: str, head: DraftHeadChoice = "auto") -> EdgeModel:
-    """The draft model in ``folder``. Raises what ``actors.drafter.loading.load_draft_model``
-    raises."""
+    """The draft model in ``folder``. Raises what `load_draft_model` raises."""
     disable_progress_bar()
     configuration = EngineConfiguration(model=folder, draft=folder, draft_head=head)
     model = load_draft_model(folder, folder)

@@ -100,8 +100,6 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 Beginning = Opening | Resuming
 Reply = Opened | Told | Refused
-_beginnings = msgspec.msgpack.Decoder(Beginning)
-_replies = msgspec.msgpack.Decoder(Reply)
 encode_reply = msgspec.msgpack.Encoder().encode
 
 
@@ -116,7 +114,7 @@ def decode_beginning(content: bytes, most_bytes: int) -> Beginning:
         text = unpacking.decompress(content, most_bytes)
         if unpacking.unconsumed_tail or not unpacking.eof:
             raise FrameError(f"it is cut off, or has more than {most_bytes} bytes")
-        return _beginnings.decode(text)
+        return msgspec.msgpack.decode(text, type=Beginning)
     except (zlib.error, msgspec.DecodeError) as error:
         raise FrameError(f"no session begins like this: {error}") from None
 
@@ -128,7 +126,7 @@ def is_frame(content: bytes) -> bool:
 def decode_reply(content: bytes) -> Reply:
     """Raises `FrameError`."""
     try:
-        return _replies.decode(content)
+        return msgspec.msgpack.decode(content, type=Reply)
     except msgspec.DecodeError as error:
         raise FrameError(f"the server says what it cannot say: {error}") from None
 
