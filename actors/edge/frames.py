@@ -20,7 +20,7 @@ MARK, MARK_BITS = 0, 2
 NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, MOST_GUESSES.bit_length()
 HEADER_BITS = POSITION_BITS, COUNT_BITS, COUNT_BITS
 NUMBERS = 1 << NUMBER_BITS
-MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
+MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary takes a quarter of a minute
 
 
 class FrameError(ValueError):

@@ -44,7 +44,7 @@ logger = logging.getLogger("lexshard.edge")
 
 SILENT_SECONDS = 120.0  # between two messages of a device
 LEFT = 1000  # close code of a device that wants no more
-MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 40 s
+MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
 
 
 class EdgeEndpoint:
