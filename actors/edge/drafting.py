@@ -15,7 +15,7 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.sequence_state import SequenceState
-from lexshard.kernels.lattice import Kept, draw, quantise, sparsify
+from lexshard.kernels.lattice import draw, quantise, sparsify
 
 
 class EdgeDrafter:
@@ -34,11 +34,11 @@ class EdgeDrafter:
         # At temperature 0 nothing is drawn: an id tells all there is to tell.
         mode = settings.mode if self._state.inverse_temperature else "same-token"
         self.codec = FrameCodec(mode, vocabulary_size, settings.resolution, settings.size)
-        self.threshold = settings.threshold() if mode == "csqs" else None
+        self.threshold = settings.threshold()  # in other modes it hears of no token
         self._model = model
         self._settings = settings
         self._sequence = sequence
-        self._first = 0  # position of the first guess that the threshold has not heard of
+        self._heard = 0  # length of the text that the threshold has heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
         """At most ``most`` guesses at what follows ``history``, but one at least where the model
@@ -65,45 +65,49 @@ class EdgeDrafter:
     def _distributions(self, history: list[int], most: int) -> GuessBatch:
         """One guess after the other: each is drawn from what the other side will be told."""
         position, history = len(history), list(history)
-        if self.threshold is not None and not self.threshold.drafting:
-            self._first = position
         lattices: list[Lattice] = []
         left = self._settings.budget_bits
         while len(lattices) < most:
             drafted = self._propose(history, 1, propose=True)
             if not drafted.proposals:  # it has no room for the text
                 break
-            kept = self._kept(drafted.proposals[0])
-            lattice = Lattice(kept.ids, quantise(kept.probabilities, self.codec.resolution))
+            lattice, dropped = self._quantised(drafted.proposals[0])
             left -= self.codec.guess_bits(lattice)
             if left < 0 and lattices:
                 break
-            if self.threshold is not None:
-                self.threshold.drafted(kept.dropped)
+            if self.codec.mode == "csqs":
+                self.threshold.drafted(dropped)
             lattices.append(lattice)
             history.append(draw(lattice.likely, lattice.logits, self._state.key, len(history)))
         return GuessBatch(0, position, tuple(history[position:]), tuple(lattices))
 
-    def _kept(self, proposal: Proposal) -> Kept:
-        """The tokens whose shares the other side is told."""
+    def _quantised(self, proposal: Proposal) -> tuple[Lattice, float]:
+        """What the other side is told of a guess's distribution, and the mass that this drops."""
         size, parts = self.codec.vocabulary_size, self.codec.resolution
         order, scale = proposal.ids.argsort(), proposal.inverse_temperature
         ids, logits = proposal.ids[order], proposal.logits[order]
         some = partial(sparsify, ids, logits, inverse_temperature=scale)
-        if self.threshold is None:
-            return _filled(some(most=self.codec.fixed_size), self.codec.fixed_size)
-        kept = some(threshold=self.threshold.value)
-        if least_bits(size, len(kept.ids), parts) <= lattice_bits(size, size, parts):
-            return kept
-        # Which of so many are kept would take more bits than to tell of all.
-        return _filled(some(), size)
+        if self.codec.mode != "csqs":
+            told = self.codec.fixed_size
+            kept = some(most=told)
+        else:
+            kept = some(threshold=self.threshold.value)
+            told = len(kept.ids)
+            if least_bits(size, told, parts) > lattice_bits(size, size, parts):
+                # Which of so many are kept would take more bits than to tell of all.
+                kept, told = some(), size
+        counts = np.zeros(size, np.int64)
+        counts[kept.ids] = quantise(kept.probabilities, parts)
+        # There may be fewer than have to be told: others without a share are told with them.
+        others = np.setdiff1d(np.arange(told, dtype=np.int32), kept.ids)[: told - len(kept.ids)]
+        ids = np.union1d(kept.ids, others)
+        return Lattice(ids, counts[ids]), kept.dropped
 
     def heard(self, length: int, *, goes_on: bool) -> None:
         """Prompt and output have come to ``length`` tokens; what was guessed behind them
         ``goes_on``, or was wrong."""
-        if self.threshold is not None:
-            self.threshold.heard(max(0, length - self._first), goes_on=goes_on)
-            self._first = max(self._first, length)
+        self.threshold.heard(length - self._heard, goes_on=goes_on)
+        self._heard = length
         if not goes_on:
             self._model.roll_back(self._sequence, length)
 
@@ -118,13 +122,3 @@ def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) 
     drafter = EdgeDrafter(model, settings, request, 0, vocabulary_size)
     drafter.codec.decode(drafter.codec.encode(drafter.draft([0, 1], 2)))
     drafter.close()
-
-
-def _filled(kept: Kept, count: int) -> Kept:
-    """As many tokens as ``count``, those that were not kept without a share."""
-    missing = count - len(kept.ids)
-    others = np.setdiff1d(np.arange(count, dtype=np.int32), kept.ids)[:missing]
-    ids = np.concatenate([kept.ids, others])
-    shares = np.concatenate([kept.probabilities, np.zeros(missing)])
-    order = np.argsort(ids)
-    return Kept(ids[order], shares[order], kept.dropped)

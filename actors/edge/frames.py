@@ -6,7 +6,7 @@ zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -18,8 +18,9 @@ VERSION = 3  # of frames, and of all that crosses a session: told when it begins
 MARK, MARK_BITS = 0, 2
 # A verdict is four bytes for tokens of 17 bits.
 NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, MOST_GUESSES.bit_length()
+HEADER_BITS = POSITION_BITS, COUNT_BITS, COUNT_BITS
 NUMBERS = 1 << NUMBER_BITS
-MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary is read in hours
+MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary takes a quarter of a minute
 
 
 class FrameError(ValueError):
@@ -72,7 +73,7 @@ class FrameCodec:
         return self.vocabulary_size if self.mode == "qs" else min(self.size, self.vocabulary_size)
 
     def guess_bits(self, lattice: Lattice | None) -> int:
-        """Bits of one guess in a batch, by what it was drawn from."""
+        """Bits of one guess, by what it was drawn from."""
         if lattice is None:
             return self.token_bits
         told = lattice_bits(self.vocabulary_size, len(lattice.ids), self.resolution)
@@ -84,12 +85,28 @@ class FrameCodec:
 
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
-        return _packed(batch.number, self._fields(batch))
+        header = batch.position, len(batch.token_ids), batch.alone
+        fields = [*zip(header, HEADER_BITS, strict=True)]
+        for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
+            if (lattice is None) != (self.mode == "same-token"):
+                raise ValueError(f"in mode {self.mode} this is no guess")
+            if lattice is None:
+                fields.append((token_id, self.token_bits))
+                continue
+            size = len(lattice.ids)
+            if self.mode == "csqs":
+                fields.append((size - 1, self.token_bits))
+            elif size != self.fixed_size:
+                raise ValueError(f"a distribution has {size} tokens, not {self.fixed_size}")
+            width = lattice_bits(self.vocabulary_size, size, self.resolution)
+            fields.append((encode(lattice, self.vocabulary_size), width))
+            fields.append((lattice.likely.tolist().index(token_id), _place_bits(lattice)))
+        return _packed(batch.number, fields)
 
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        position, count, alone = map(bits.read, (POSITION_BITS, COUNT_BITS, COUNT_BITS))
+        position, count, alone = map(bits.read, HEADER_BITS)
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
@@ -112,26 +129,6 @@ class FrameCodec:
         place, token_id = bits.read(COUNT_BITS), bits.read(self.token_bits, self.vocabulary_size)
         bits.end()
         return BatchVerdict(bits.number, place, token_id)
-
-    def _fields(self, batch: GuessBatch) -> Iterator[tuple[int, int]]:
-        """Each value behind its number, and its width in bits."""
-        yield batch.position, POSITION_BITS
-        yield len(batch.token_ids), COUNT_BITS
-        yield batch.alone, COUNT_BITS
-        for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
-            if (lattice is None) != (self.mode == "same-token"):
-                raise ValueError(f"in mode {self.mode} this is no guess")
-            if lattice is None:
-                yield token_id, self.token_bits
-                continue
-            size = len(lattice.ids)
-            if self.mode == "csqs":
-                yield size - 1, self.token_bits
-            elif size != self.fixed_size:
-                raise ValueError(f"a distribution has {size} tokens, not {self.fixed_size}")
-            width = lattice_bits(self.vocabulary_size, size, self.resolution)
-            yield encode(lattice, self.vocabulary_size), width
-            yield lattice.likely.tolist().index(token_id), _place_bits(lattice)
 
     def _lattice(self, bits: _Reader) -> Lattice:
         size = self.fixed_size

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+FAR = 100  # members: so many products take longer than a binomial
+
 
 class Lattice(NamedTuple):
     """The distribution ``counts / sum(counts)`` over ``ids``."""
@@ -84,7 +86,7 @@ def _ways_to_share(resolution: int, size: int) -> int:
     return math.comb(resolution + size - 1, size - 1)
 
 
-def _log_choices(universe: float, size: int) -> float:
+def _log_choices(universe: int, size: int) -> float:
     """The natural logarithm of C(universe, size)."""
     return math.lgamma(universe + 1) - math.lgamma(size + 1) - math.lgamma(universe - size + 1)
 
@@ -98,14 +100,34 @@ def _rank(members: list[int], universe: int) -> int:
 
 
 def _subset(place: int, size: int, universe: int) -> list[int]:
-    """The subset of ``size`` members below ``universe`` whose `_rank` is ``place``."""
+    """The subset of ``size`` members below ``universe`` whose `_rank` is ``place``.
+
+    Its largest member is the largest with C(member, size) <= ``place``, and so on with what is
+    left. The next binomial is a product away, but a binomial of hundreds of digits costs
+    microseconds, or much more where they are thousands.
+    """
     if 2 * size > universe:
         return _others(_subset(place, universe - size, universe), universe)
     members: list[int] = []
+    member, binomial = universe, math.comb(universe, size)
     for left in range(size, 0, -1):
-        member, choices = _largest(place, left)
-        place -= choices
+        if place == 0:
+            return [*range(left), *members[::-1]]
+        # The geometric mean of a binomial's factors, and how far it lies below the arithmetic one,
+        # tell the member to within one or two.
+        mean = math.exp((math.log(place) + math.lgamma(left + 1)) / left)
+        likely = max(left, int(mean + (left - 1) / 2 + (left * left - 1) / (24 * mean)))
+        if member - likely > FAR:
+            member, binomial = likely, math.comb(likely, left)
+            while binomial <= place:
+                member += 1
+                binomial = binomial * member // (member - left)
+        while binomial > place:
+            binomial = binomial * (member - left) // member
+            member -= 1
         members.append(member)
+        place -= binomial
+        binomial = binomial * left // (member - left + 1)
     return members[::-1]
 
 
@@ -113,34 +135,3 @@ def _others(members: list[int], universe: int) -> list[int]:
     others = np.ones(universe, np.bool_)
     others[members] = False
     return np.flatnonzero(others).tolist()
-
-
-def _largest(place: int, size: int) -> tuple[int, int]:
-    """The largest member with C(member, size) <= place, and that binomial.
-
-    Binomials of hundreds of digits cost microseconds each, and bisection takes eighteen of them. A
-    logarithm tells the member to within one or two, and the next binomial is a product away.
-    """
-    if place == 0:
-        return size - 1, 0
-    member = _estimate(math.log(place), size)
-    found = math.comb(member, size)
-    while found > place:
-        found = found * (member - size) // member
-        member -= 1
-    while (larger := found * (member + 1) // (member + 1 - size)) <= place:
-        member, found = member + 1, larger
-    return member, found
-
-
-def _estimate(log_place: float, size: int) -> int:
-    """About where ln C(n, size) is ``log_place``, by Newton's method. The function is concave and
-    begins at or below its root (of the arithmetic and the geometric mean), so no step leads beyond
-    it, and the last one is small."""
-    least = math.exp((log_place + math.lgamma(size + 1)) / size) + (size - 1) / 2
-    estimate, step = max(float(size), least), 1.0
-    while step >= 0.5:
-        slope = math.log((estimate + 0.5) / (estimate - size + 0.5))
-        step = (log_place - _log_choices(estimate, size)) / slope
-        estimate = max(float(size), estimate + step)
-    return int(estimate)

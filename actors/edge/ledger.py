@@ -7,22 +7,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameCodec, FrameError, GuessBatch
-from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
+from lexshard.actors.edge.settings import MOST_GUESSES
 from lexshard.actors.messages import (
     DraftDistribution,
     Drafting,
     Drafts,
     Request,
     SequenceEvent,
+    VerifyMode,
     guesses_go_on,
 )
 
 MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distributions
-
-
-def drafting_of(mode: EdgeMode) -> Drafting:
-    """How the sequence of a session in this mode is guessed for."""
-    return Drafting("client", "same-token" if mode == "same-token" else "same-distribution")
 
 
 class TextLedger:
@@ -100,9 +96,8 @@ class GuessChain(TextLedger):
         self._drop()
 
     def resumed(self, last: int, unanswered: Collection[int]) -> None:
-        """After a lost connection, when all is told that it has cost: the number of the ``last``
-        batch that the target has got, and of those it has not answered. What else was on its way is
-        lost."""
+        """After a lost connection, when all that was missed is told: of the batches up to the
+        ``last`` that came, some are ``unanswered``. What else was on its way is lost."""
         self.last, self._dropped = last, min(last, self._dropped)
         self.unanswered = {n: each for n, each in self.unanswered.items() if n in unanswered}
         self._drop()
@@ -114,11 +109,12 @@ class GuessChain(TextLedger):
 
 
 class VerifiedText(TextLedger):
-    """The target's, of what is said in answer to ``request``."""
+    """The target's, of what is said in answer to ``request``, whose guesses come from outside."""
 
     def __init__(self, codec: FrameCodec, request: Request) -> None:
         super().__init__((*request.prompt_ids, *request.resumed_ids))
-        self.request = request
+        verify: VerifyMode = "same-token" if codec.mode == "same-token" else "same-distribution"
+        self.request = replace(request, drafting=Drafting("client", verify))
         self.codec = codec
 
     def arrived(self, batch: GuessBatch) -> Drafts:

@@ -1,17 +1,18 @@
-"""How much is guessed for a thin link, and how far the target goes on alone: what saves waiting for
-what it costs.
+"""How much is guessed for a thin link, and how far the target goes on alone: whatever brings more
+tokens per second.
 
 A batch of ``k`` guesses takes ``k`` drafts and the bits of ``k`` guesses, then one round trip; of
 guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. While a
 batch travels, guesses go on behind it as long as it is likely enough that all before them stand.
-A target that draws alone takes as long for a token as it takes, however long the round trip is, for
-it is asked for the next ones before it stops. What brings more tokens per second is done.
+To a target that draws alone round trips are nothing: it is asked for more before it stops.
 """
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+import numpy as np
 
 WEIGHT = 0.97  # of what was measured before, each time
 LEAST_LIKELY, MOST_LIKELY = 0.02, 0.995  # that a guess stands: one never knows
@@ -89,11 +90,9 @@ class DraftPace:
         length, rate = self._length()
         if length == 0:  # what was dear once is tried again, or nothing would ever tell
             self._draft *= 0.9
-        if self._thrift >= 1:
-            return Pace(length)
-        if not self._alone:
+        if self._thrift < 1 and not self._alone:
             return Pace(length, FIRST_ALONE)
-        if (1 - self._thrift) / self._alone > rate:
+        if self._alone and (1 - self._thrift) / self._alone > rate:
             # Twice what it draws in a round trip: it is asked again when half of it has come.
             run = math.ceil(2 * self.round_trip / self._alone)
             return Pace(0, min(MOST_ALONE, max(LEAST_ALONE, run)))
@@ -110,52 +109,45 @@ class DraftPace:
         """Guesses to add behind ``guessed`` that are on their way, 0: wait."""
         if not self._trips.known or self._length()[0] == 0:
             return 0
-        # The one after the last guess is guessed, too; and there is no use in more than the link
-        # carries, or the device drafts, until the first is answered.
+        # No more than the link carries, or the device drafts, until the first is answered; the
+        # first to be added stands behind a guess at what comes after those on their way.
         seconds = max(self._draft, self._guess_bits * self._trips.slope)
         room = self._trips.at(self._guess_bits) / seconds if seconds > 0 else math.inf
-        likely, count = self.acceptance ** (guessed + 1), 0
-        while count < self._longest and guessed + count < room and likely >= self._thrift:
-            count += 1
-            likely *= self.acceptance
-        return count
+        places = np.arange(guessed, guessed + self._longest)
+        wanted = (places < room) & (self.acceptance ** (places + 1) >= self._thrift)
+        return int(wanted.sum())
 
     def _length(self) -> tuple[int, float]:
         """Guesses of a batch that is waited for, and the tokens per second that it brings."""
         guess = self._draft + self._guess_bits * self._trips.slope
-        best, best_rate, tokens = 0, 1.0 / self.round_trip, 1.0
-        for count in range(1, self._longest + 1):
-            tokens += self.acceptance**count
-            rate = tokens / (count * guess + self.round_trip)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best, best_rate
+        counts = np.arange(self._longest + 1)
+        rates = np.cumsum(self.acceptance**counts) / (counts * guess + self.round_trip)
+        return int(rates.argmax()), float(rates.max())
 
 
 class _Line:
     """Seconds by bits: least squares, in which the past fades."""
 
     def __init__(self) -> None:
-        self._sums = 0.0, 0.0, 0.0, 0.0, 0.0  # of 1, x, y, x x and x y
+        self._sums = np.zeros(5)  # of 1, x, y, x x and x y
 
     @property
     def known(self) -> bool:
-        return self._sums[0] > 0
+        return bool(self._sums[0])
 
     def add(self, x: float, y: float) -> None:
-        weight, xs, ys, xx, xy = (WEIGHT * each for each in self._sums)
-        self._sums = weight + 1, xs + x, ys + y, xx + x * x, xy + x * y
+        self._sums = WEIGHT * self._sums + (1, x, y, x * x, x * y)
 
     @property
     def slope(self) -> float:
-        weight, xs, ys, xx, xy = self._sums
+        weight, xs, ys, xx, xy = self._sums.tolist()
         spread = weight * xx - xs * xs
         if spread <= 1e-9 * max(1.0, weight * xx):  # all of one size
             return 0.0
         return max(0.0, (weight * xy - xs * ys) / spread)
 
     def at(self, x: float) -> float:
-        weight, xs, ys, _, _ = self._sums
+        weight, xs, ys, *_ = self._sums.tolist()
         return max(0.0, (ys - self.slope * xs) / weight + self.slope * x) if weight else 0.0
 
 

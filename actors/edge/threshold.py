@@ -48,11 +48,6 @@ class ConformalThreshold:
             del self._states[1:], self._dropped[:]
 
     @property
-    def drafting(self) -> bool:
-        """Whether tokens are on their way."""
-        return bool(self._dropped)
-
-    @property
     def average(self) -> float:
         """The mass that tokens dropped on the average."""
         return self.dropped / self.tokens if self.tokens else 0.0

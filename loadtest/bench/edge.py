@@ -30,9 +30,9 @@ from lexshard.loadtest.bench.servers.running import running
 from lexshard.loadtest.client import Client, StreamedAnswer, fault_of
 from lexshard.loadtest.prompts import PromptWriter
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
-from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.client import EdgeClient, load_model
 from lexshard.serve_app.edge.link import EdgeStatistics
+from lexshard.serve_app.openai.parameters import completion_fields
 
 SERVER_ALONE = "server alone"
 PROMPT_WORDS = 30
@@ -167,7 +167,7 @@ async def _alone(link: ShapedLink, requests: Sequence[Request]) -> Run:
     for request in requests:
         stream = IdStream()
         body = {
-            **json.loads(wire.completion_fields(request.parameters)),
+            **json.loads(completion_fields(request.parameters)),
             "prompt": request.prompt_ids,
             "stream": True,
             "return_token_ids": True,

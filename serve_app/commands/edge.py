@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import fields
 from functools import partial
 from typing import get_args
@@ -15,9 +14,9 @@ from lexshard.cluster.config_sources import ConfigError
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.commands.argument_types import at_least
+from lexshard.serve_app.commands.status import server_address
 
 REFUSALS = (ConfigError, ValueError, OSError)
-KEY_VARIABLE = "LEXSHARD_CLOUD_KEY"
 MODES = (
     "what is sent of a guess: its token (the text is the server's own, the default), or what it "
     "was drawn from: above a threshold, of K tokens, of all"
@@ -27,13 +26,13 @@ OFFLINE = (
     "which every reply says ('offline': true)"
 )
 THRIFT = "how likely a guess must be to be drafted ahead: 0 saves time, 1 energy (0.1)"
-CLOUD = f"of a lexshard server (its key: {KEY_VARIABLE})"
+CLOUD = "of a lexshard server (its key: LEXSHARD_CLOUD_KEY)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to a parser."""
     add, count = parser.add_argument, at_least(1)
-    add("--cloud", required=True, metavar="URL", help=CLOUD)
+    add("--cloud", required=True, type=server_address, metavar="URL", help=CLOUD)
     add("--draft", required=True, metavar="MODEL", help="folder, or ORG/NAME on the Hub")
     add("--host", default="127.0.0.1", help="to listen on (default 127.0.0.1)")
     add("--port", type=count, default=8100, help="default 8100")
@@ -54,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers until SIGINT or SIGTERM; the process's exit code."""
-    if not arguments.cloud.startswith(("http://", "https://")):
-        raise ValueError(f"--cloud {arguments.cloud}: give an address that begins with http")
     # What bounds nothing is refused before anything is loaded.
     names = {field.name for field in fields(EdgeSettings)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
@@ -69,6 +66,4 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from lexshard.serve_app.edge.server import serve_edge
 
-    offline, key = arguments.offline == "draft", os.environ.get(KEY_VARIABLE)
-    head = arguments.draft_head
-    return serve_edge(config, settings, arguments.cloud, key, head, offline=offline)
+    return serve_edge(config, settings, arguments)

@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
@@ -49,8 +49,7 @@ class EdgeModel:
 
 
 def load_model(folder: str, head: DraftHeadChoice = "auto") -> EdgeModel:
-    """The draft model in ``folder``. Raises what ``actors.drafter.loading.load_draft_model``
-    raises."""
+    """The draft model in ``folder``. Raises what `load_draft_model` raises."""
     disable_progress_bar()
     configuration = EngineConfiguration(model=folder, draft=folder, draft_head=head)
     model = load_draft_model(folder, folder)
@@ -112,10 +111,10 @@ class EdgeClient:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Looks for the server; call once, inside the event loop. ``changed`` hears when the server
-        is found, is away, or never will do."""
+        """Looks for the server; call it inside the event loop. ``changed`` hears when the server is
+        found, is away, or never will do."""
         self._changed = changed
-        self._search()
+        self._looking = asyncio.get_running_loop().create_task(self._look())
 
     @property
     def ready(self) -> bool:
@@ -132,12 +131,13 @@ class EdgeClient:
 
     @property
     def information(self) -> EngineInformation:
-        """What the server's engine decided. Raises RuntimeError before it was found."""
+        """What the server's engine decided, but that receipts are the server's own to write.
+        Raises RuntimeError before it was found."""
         if self.offline:
             return self.model.information
         if self.cloud is None:
             raise RuntimeError(f"no server yet: {self.away}")
-        return self.cloud.engine
+        return replace(self.cloud.engine, processor="")
 
     @property
     def statistics(self) -> EdgeStatistics:
@@ -185,7 +185,7 @@ class EdgeClient:
         stream.put(event)
         if event.finish_reason == "abort" and self.away is None:
             self.away = event.error
-            self._search()
+            self.start(self._changed)
 
     async def _say(self, request: Request, emit: Emit) -> None:
         """One text, to its end."""
@@ -199,6 +199,10 @@ class EdgeClient:
                 await say_alone(request, drafter, ends, in_thread, emit)
             else:
                 await EdgeText(request, self._link, drafter, in_thread, emit).run()
+        except asyncio.CancelledError:
+            if self.away is not None:  # the device stops; else nobody wants the text any more
+                emit(SequenceEvent.failure(request, self.away, "abort"))
+            raise
         except FrameError as error:
             logger.error("the server says what cannot be: %s", error)
             emit(SequenceEvent.failure(request, str(error)))
@@ -209,21 +213,18 @@ class EdgeClient:
         finally:
             in_thread(drafter.close)  # behind what it drafts, if it does
             count(finished=1)
-            if (threshold := drafter.threshold) is not None:
-                bound = threshold.bound * threshold.tokens
-                count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
+            threshold = drafter.threshold
+            bound = threshold.bound * threshold.tokens
+            count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
 
     def _close(self, stream: JournalStream) -> None:
         for request_id in stream.request_ids:
             self.cancel(request_id)
 
-    def _search(self) -> None:
-        self._changed()
-        self._looking = asyncio.get_running_loop().create_task(self._look())
-
     async def _look(self) -> None:
         """Until the server is there, or never will do."""
-        while self.away is not None:
+        self._changed()
+        while self.away is not None and self.failure is None:
             before = self.away
             try:
                 cloud = await asyncio.to_thread(self._link.ask)
@@ -234,7 +235,5 @@ class EdgeClient:
                 self.failure = self.away if error.final else None
             if self.away != before:
                 self._changed()
-            if self.failure is not None:
-                return
             if self.away is not None:
                 await asyncio.sleep(LOOK_SECONDS)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from lexshard.actors.messages import FinishReason, Request, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.link import CloudLink
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.openai.parameters import completion_fields
 
 logger = logging.getLogger("lexshard.edge")
 
@@ -49,10 +51,9 @@ async def say_alone(
         return
     end: FinishReason | None = None
     while end is None:
-        told, stop = await in_thread(drafter.tokens, history, 1), None
+        told, end, stop = await in_thread(drafter.tokens, history, 1), "length", None
         history.extend(told)
-        end = "length"  # without a token there is no room for more
-        for token in told:
+        for token in told:  # else there is no room for more
             end, stop = parameters.end_with(token, len(history) - len(request.prompt_ids), ends)
         name, choice = request.request_id, request.choice
         emit(SequenceEvent(name, choice, told, finish_reason=end, stop_reason=stop))
@@ -73,7 +74,7 @@ class EdgeText:
     timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
     heard_at: float = 0.0
     runs_to: int = 0  # length of the text up to which the target goes on alone
-    probe: tuple[int, tuple[int, ...]] = (0, ())  # guesses that were not sent, from where
+    probe: tuple[int, Sequence[int]] = (0, ())  # guesses that were not sent, from where
     unsent: GuessBatch | None = None
     comes_back: bool = False  # and has not heard yet what it missed
     ended: bool = False
@@ -84,16 +85,15 @@ class EdgeText:
     async def run(self) -> None:
         """Raises `FrameError` where the server says what cannot be."""
         away, attempt, heard = time.monotonic(), 0, -1
-        while not self.ended:
+        while True:
             try:
                 async with self.link.connection() as connection:
                     await self._talk(connection)
                 return
-            except InvalidStatus as error:
-                if error.response.status_code < 500:
+            except (OSError, ConnectionClosed, InvalidHandshake) as error:
+                if isinstance(error, InvalidStatus) and error.response.status_code < 500:
                     self._fail(f"the server refuses the link: {error}", refused=True)
                     return
-            except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 logger.info("the link is lost: %s", error or type(error).__name__)
             if self.length > heard:
                 away, attempt, heard = time.monotonic(), 0, self.length
@@ -114,16 +114,14 @@ class EdgeText:
         await self._send(connection, self._beginning())
         waits = self.comes_back
         while self.comes_back or not self.ended:  # the next text begins behind the last word
-            try:  # all that has come is heard first
+            with suppress(TimeoutError):  # all that has come is heard first
                 async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
                 waits = self.comes_back
                 continue
-            except TimeoutError:
-                pass
             if self.unsent is not None:
                 batch, self.unsent = self.chain.note(self.unsent), None
-                await self._send_guesses(connection, batch)
+                await self._send(connection, self._encoded(batch))
             elif (wanted := self._wanted()) is not None:
                 self.unsent = await self._drafted(wanted)
             else:
@@ -143,7 +141,7 @@ class EdgeText:
             codec.mode,
             self.link.vocabulary,
             prompt=wire.pack_ids(request.prompt_ids, codec.token_bits),
-            parameters=wire.completion_fields(request.parameters, request.priority),
+            parameters=completion_fields(request.parameters, request.priority),
             bad_words=request.parameters.bad_words,
             choice=request.choice,
             said=wire.pack_ids(said, codec.token_bits),
@@ -155,7 +153,7 @@ class EdgeText:
     def _wanted(self) -> Pace | None:
         """What to send next; None: wait."""
         chain, pace, request = self.chain, self.link.pace, self.request
-        going, guesses = chain.going, len(chain.history) - self.length
+        going, guessed = chain.going, len(chain.history) - self.length
         end = len(request.prompt_ids) + request.parameters.max_tokens
         room = max(0, end - len(chain.history) - 1)
         most = room if request.drafting.most is None else min(room, request.drafting.most)
@@ -166,9 +164,9 @@ class EdgeText:
                 return None
             return Pace(min(wanted.guesses, most), min(wanted.alone, room))
         full = len(going) >= MOST_GOING or len(chain.unanswered) >= MOST_UNANSWERED - 1
-        if full or not guesses or any(batch.alone for batch in going):
+        if full or not guessed or any(batch.alone for batch in going):
             return None
-        count = min(pace.ahead(guesses), most)
+        count = min(pace.ahead(guessed), most)
         return Pace(count) if count else None
 
     async def _drafted(self, wanted: Pace) -> GuessBatch:
@@ -189,7 +187,8 @@ class EdgeText:
             self.link.pace.drafted(count, seconds, bits)
         return replace(batch, alone=wanted.alone)
 
-    async def _send_guesses(self, connection: ClientConnection, batch: GuessBatch) -> None:
+    def _encoded(self, batch: GuessBatch) -> bytes:
+        """A batch that is sent now."""
         started = time.monotonic()
         content = self.drafter.codec.encode(batch)
         now = time.monotonic()
@@ -197,7 +196,7 @@ class EdgeText:
         waits = self.length > max(len(self.request.prompt_ids), self.runs_to - 1)
         if len(self.chain.unanswered) == 1 and waits:
             self.timed = (8 * len(content), now)
-        await self._send(connection, content)
+        return content
 
     async def _send(self, connection: ClientConnection, content: bytes) -> None:
         self.link.count(edge_uplink_bits=8 * len(content))
@@ -221,25 +220,23 @@ class EdgeText:
                     self._settle()
             case Refused(404) if self.comes_back:
                 self.session = None  # begins anew, with the text as far as it is here
+            case Refused(408):  # it came over an idle connection when the server closed that
+                raise ConnectionError("the server has closed an idle connection")
             case Refused(status, message) if status >= 500 or status == 429:
                 self._fail(message, "abort")
             case Refused(_, message):
                 self._fail(message, refused=True)
 
     def _take(self, event: SequenceEvent) -> None:
-        guessed, before = self._guessed(), self.chain.answered
+        guessed: Sequence[int] = self.chain.history[self.length :]
+        before = self.chain.answered
+        if self.probe[0] == self.length and not self.chain.going:
+            guessed = self.probe[1]  # which was not sent
         self.chain.told(event.token_ids, event.answers)
         self._learn(guessed, event.token_ids, answers=self.chain.answered is not before)
         self._settle()
         self.emit(event)
         self.ended = event.finish_reason is not None
-
-    def _guessed(self) -> Sequence[int]:
-        """What was guessed to follow, sent or not."""
-        position, guesses = self.probe
-        if position == self.length and not self.chain.going:
-            return guesses
-        return self.chain.history[self.length :]
 
     def _learn(self, guessed: Sequence[int], new: tuple[int, ...], *, answers: bool) -> None:
         """What the text's going on with ``new`` says of what was guessed, and of the time."""
@@ -272,7 +269,7 @@ class EdgeText:
         goes_on = bool(self.chain.going) or self.unsent is not None
         self.drafter.heard(self.length, goes_on=goes_on)
         threshold = self.drafter.threshold
-        if threshold is not None and threshold.average > threshold.bound + 1e-9:
+        if threshold.average > threshold.bound + 1e-9:
             self.link.count(edge_bounds_broken=1)
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
 

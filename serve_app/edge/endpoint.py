@@ -23,8 +23,8 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from lexshard.actors.edge.frames import VERSION, FrameCodec, FrameError
-from lexshard.actors.edge.ledger import VerifiedText, drafting_of
-from lexshard.actors.messages import Request, SequenceEvent
+from lexshard.actors.edge.ledger import VerifiedText
+from lexshard.actors.messages import SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.edge import wire
@@ -42,10 +42,9 @@ from lexshard.serve_app.structured.applying import asks_for_constraint
 
 logger = logging.getLogger("lexshard.edge")
 
-BEGIN_SECONDS = 10.0  # for a device's first message
-SILENT_SECONDS = 120.0  # between two frames of a device
+SILENT_SECONDS = 120.0  # between two messages of a device
 LEFT = 1000  # close code of a device that wants no more
-MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 40 s
+MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
 
 
 class EdgeEndpoint:
@@ -66,22 +65,19 @@ class EdgeEndpoint:
     async def serve(self, device: WebSocket) -> None:
         """One connection, from its first message to its end."""
         record = _record(device.client.host if device.client else "")
+        session: EdgeSession | None = None
         try:
             record.is_of(self._keys.check(device.headers.get("authorization")))
             self._check_enabled()
-        except ApiError as error:
-            record.status = error.status
-            _observe(self._state, record)
-            await device.send_denial_response(error.response())
-            return
-        await device.accept()
-        session: EdgeSession | None = None
-        try:
-            seconds = BEGIN_SECONDS
+            await device.accept()
             while True:
-                async with asyncio.timeout(seconds):
-                    content = await device.receive_bytes()
-                seconds = SILENT_SECONDS
+                try:
+                    async with asyncio.timeout(SILENT_SECONDS):
+                        content = await device.receive_bytes()
+                except TimeoutError:
+                    if session is None or session.events:
+                        raise
+                    continue  # it waits for its turn in the engine
                 if session is not None and wire.is_frame(content):
                     await session.arrived(content, device)
                     continue
@@ -91,20 +87,17 @@ class EdgeEndpoint:
                     record = _record(record.client, record.lowest_priority, record.cache_salt)
                 session = await self._begun(device, content, record)
         except WebSocketDisconnect as error:
-            if session is not None and (error.code != LEFT or session.device is not device):
+            if session is not None and error.code != LEFT:
                 session.leave(device)
-                session = None
         except TimeoutError:
             await self._refuse(device, record, ApiError(408, "the device says nothing"))
         except (FrameError, KeyError, RuntimeError) as error:
             # KeyError: a message that is text; RuntimeError: another connection has taken over.
-            if session is not None and session.device is not device:
-                session = None
             await self._refuse(device, record, ApiError(400, f"a bad frame: {error}"))
         except ApiError as error:
             await self._refuse(device, record, error)
         finally:
-            if session is not None:
+            if session is not None and session.device is device:
                 session.end()
             if not record.prompt_tokens:  # a session's own record is told of when that ends
                 _observe(self._state, record)
@@ -114,52 +107,26 @@ class EdgeEndpoint:
         most = self._state.config.max_body_bytes  # 16 MiB of zeros take 0.1 s to unpack
         beginning = await asyncio.to_thread(wire.decode_beginning, content, most)
         if isinstance(beginning, Resuming):
-            found = self._sessions.get(beginning.session)
-            if found is None or found.record.client != record.client:
+            session, length = self._sessions.get(beginning.session), beginning.length
+            if session is None or session.record.client != record.client:
                 raise ApiError(404, "no such session")
-            await found.go_on_with(device, beginning.length)
-            return found
-        session = await self._opened(beginning, record)
-        try:
-            await session.go_on_with(device, session.begin)
-        except BaseException:
-            session.end()
-            raise
+        else:
+            session = await self._opened(beginning, record)
+            length = session.begin
+        await session.go_on_with(device, length)
         return session
 
     async def _opened(self, opening: Opening, record: RequestRecord) -> EdgeSession:
-        """A session for a text that a device asks for.
-
-        Raises:
-            ApiError: whatever is wrong with what it asks for, or with the time.
-            FrameError: what it says fits no model.
-        """
-        if opening.version != VERSION:
-            raise FrameError(f"version {opening.version}; this server has {VERSION}")
-        state = self._state
-        served = sum(not session.ended for session in self._sessions.values())
-        if served >= state.config.edge_sessions:
-            raise overloaded(f"{served} texts of devices are being said; try again")
-        if opening.vocabulary != await self._vocabulary():
-            reason = "the device's draft model has another tokenizer than the model served here"
-            raise bad_request(reason, "vocabulary")
-        size = state.information().vocabulary_size
-        if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
-            raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")
-        codec = FrameCodec(opening.mode, size, opening.resolution, opening.size)
-        request, ticket = self._asked(opening, codec, record)
-        with ticket.released_on_error():
-            return EdgeSession(self._sessions, state, VerifiedText(codec, request), ticket, record)
-
-    def _asked(
-        self, opening: Opening, codec: FrameCodec, record: RequestRecord
-    ) -> tuple[Request, Ticket]:
+        """A session for a text that a device asks for. Raises `ApiError` for what is wrong with
+        that, or with the time, and `FrameError` for what fits no model."""
+        codec = await self._codec(opening)
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
         said = wire.unpack_ids(opening.said, codec.token_bits)
         try:
             body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": list(prompt)}
         except (orjson.JSONDecodeError, TypeError) as error:
             raise FrameError(f"'parameters' are no JSON object: {error}") from None
+        labels = bool(body.pop("labels", False))
         fields = read_completion(self._state, body, record)
         if asks_for_constraint(fields):
             reason = "the text of a device cannot be held to a grammar"
@@ -176,21 +143,32 @@ class EdgeEndpoint:
         ticket = preparation.admitted()
         with ticket.released_on_error():
             generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
-        request = replace(
-            generation.choices[0].request,
-            choice=opening.choice,
-            resumed_ids=said,
-            drafting=drafting_of(opening.mode),
-        )
-        return request, ticket
+            request = generation.choices[0].request
+            parameters = replace(request.parameters, labels=labels)
+            request = replace(request, choice=opening.choice, parameters=parameters)
+            text = VerifiedText(codec, replace(request, resumed_ids=said))
+            return EdgeSession(self._sessions, self._state, text, ticket, record)
+
+    async def _codec(self, opening: Opening) -> FrameCodec:
+        """Of a device for which there is room, and which fits the model. Raises as `_opened`."""
+        if opening.version != VERSION:
+            raise FrameError(f"version {opening.version}; this server has {VERSION}")
+        served = sum(not session.ended for session in self._sessions.values())
+        if served >= self._state.config.edge_sessions:
+            raise overloaded(f"{served} texts of devices are being said; try again")
+        if opening.vocabulary != await self._vocabulary():
+            reason = "the device's draft model has another tokenizer than the model served here"
+            raise bad_request(reason, "vocabulary")
+        size = self._state.information().vocabulary_size
+        if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
+            raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")
+        return FrameCodec(opening.mode, size, opening.resolution, opening.size)
 
     async def _vocabulary(self) -> str:
         return await asyncio.to_thread(lambda: self._state.tokenizer.vocabulary_hash)
 
     def _check_enabled(self) -> None:
-        """Raises:
-        ApiError: 404 on a server without sessions, 503 while there is no engine.
-        """
+        """Raises `ApiError`, 404 on a server without sessions, 503 while there is no engine."""
         if not self._state.config.edge_sessions:
             raise ApiError(404, "this server takes no drafts of devices (--edge-sessions 0)")
         self._state.information()
@@ -199,6 +177,9 @@ class EdgeEndpoint:
         """Says what is wrong, and ends the connection."""
         record.status = error.status
         with suppress(WebSocketDisconnect, RuntimeError):
+            if device.application_state is WebSocketState.CONNECTING:
+                await device.send_denial_response(error.response())
+                return
             await device.send_bytes(wire.encode_reply(Refused(error.status, error.message)))
             await _close(device, 4000 + error.status, error.message)
 
@@ -279,9 +260,14 @@ class EdgeSession:
                 self.expiry.cancel()
             self.following.cancel()
             self.stream.close()
-            self.ticket.release()
-            self.record.completion_tokens = len(self.text.said) - self.record.prompt_tokens
-            _observe(self.state, self.record)
+            if not self.ended:
+                self._observe()
+
+    def _observe(self) -> None:
+        """The text has come to an end, and takes no place any more."""
+        self.ticket.release()
+        self.record.completion_tokens = len(self.text.said) - self.begin
+        _observe(self.state, self.record)
 
     async def _follow(self) -> None:
         """Tells the device of every event, until the text has ended."""
@@ -311,15 +297,14 @@ class EdgeSession:
         self.events.append((len(self.text.said), event))
         if event.finish_reason is not None:
             self.ended = True
-            self.ticket.release()
+            self._observe()
         return wire.encode_reply(Told.of(event)) if verdict is None else verdict
 
 
 async def _close(device: WebSocket, code: int, reason: str) -> None:
     """Closes a connection that may be gone."""
-    if device.application_state is not WebSocketState.DISCONNECTED:
-        with suppress(WebSocketDisconnect, RuntimeError):
-            await device.close(code, reason[:120])
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await device.close(code, reason[:120])
 
 
 def _record(client: str, lowest_priority: int = 0, cache_salt: str = "") -> RequestRecord:

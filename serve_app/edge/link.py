@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -47,7 +48,7 @@ class EdgeStatistics(EngineStatistics):
 class CloudError(Exception):
     """The server is away (``final`` False), or never will do."""
 
-    def __init__(self, reason: str, *, final: bool) -> None:
+    def __init__(self, reason: str, *, final: bool = True) -> None:
         super().__init__(reason)
         self.final = final
 
@@ -90,21 +91,19 @@ class CloudLink:
             with urllib.request.urlopen(request, timeout=OPEN_SECONDS) as reply:
                 told = json.load(reply)
             if told["version"] != VERSION:
-                reason = f"{url} speaks version {told['version']}, not {VERSION}"
-                raise CloudError(reason, final=True)
+                raise CloudError(f"{url} speaks version {told['version']}, not {VERSION}")
             cloud = msgspec.convert(told, Cloud)
         except urllib.error.HTTPError as error:
             reason = f"{url} answers {error.code}: {_message(error)}"
             raise CloudError(reason, final=error.code in (401, 403, 404)) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             reason = f"{url} does not answer as lexshard does: {error}"
             raise CloudError(reason, final=False) from None
         if cloud.vocabulary != self.vocabulary:
-            reason = (
+            raise CloudError(
                 f"the draft model's tokenizer is not that of {', '.join(cloud.models)}, which "
                 f"{url} serves: use a draft model that was made for it"
             )
-            raise CloudError(reason, final=True)
         return cloud
 
     @asynccontextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
 from contextlib import nullcontext
 from functools import partial
 
 import uvloop
 
-from lexshard.actors.configuration import DraftHeadChoice
 from lexshard.actors.edge.drafting import warm_up
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.cluster.config import ServeConfig
@@ -20,25 +21,20 @@ from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.stopping import StopRequest
 
+KEY_VARIABLE = "LEXSHARD_CLOUD_KEY"
 
-def serve_edge(
-    config: ServeConfig,
-    settings: EdgeSettings,
-    cloud: str,
-    key: str | None,
-    head: DraftHeadChoice,
-    *,
-    offline: bool,
-) -> int:
-    """``lexshard edge`` with the draft model of ``config``; see `EdgeClient`. Returns the exit code
-    when it has been told to stop. Call it in the main thread."""
+
+def serve_edge(config: ServeConfig, settings: EdgeSettings, arguments: argparse.Namespace) -> int:
+    """``lexshard edge`` with these ``arguments``; returns the exit code when it has been told to
+    stop. Call it in the main thread."""
     log_to(sys.stderr, config.log_format)
     stop = StopRequest()
     stop.listen()
-    _say(config, f"loading the draft model {config.model}")
-    model = load_model(config.model, head)
+    print_lines(f"lexshard: loading the draft model {config.model}", config.log_format)
+    model = load_model(config.model, arguments.draft_head)
     warm_up(model.drafter, settings, model.information.vocabulary_size)
-    client = EdgeClient(cloud, key, model, settings, allowed_alone=offline)
+    alone, key = arguments.offline == "draft", os.environ.get(KEY_VARIABLE)
+    client = EdgeClient(arguments.cloud, key, model, settings, allowed_alone=alone)
     return uvloop.run(_serve(config, client, stop))
 
 
@@ -49,40 +45,34 @@ async def _serve(config: ServeConfig, client: EdgeClient, stop: StopRequest) -> 
     state.marks = lambda: {"offline": True} if client.offline else {}
     state.holds_grammars = False
 
+    def say(text: str) -> None:
+        print_lines(f"lexshard: {text}", config.log_format)
+
     def changed() -> None:
         if client.failure is not None:
             print_lines(f"lexshard: {client.failure}", config.log_format, sys.stderr)
             stopped.set()
         elif client.away is not None:
-            _say(config, client.away)
-        else:
-            state.config = _found(config, client)
+            say(client.away)
+        elif client.cloud is not None:
+            # It answers under the server's names.
+            names, mode = client.cloud.models, client.settings.mode
+            told = config.model_dump(by_alias=True) | {"served_model_name": list(names)}
+            state.config = ServeConfig(**told)
+            if client.cloud.chat_template != client.model.tokenizer.chat_template:
+                say("the draft model's chat template is not the server's: chats read otherwise")
+            most = client.settings.longest
+            say(f"drafts for {names[0]} at {client.url} ({mode}, {most} at a time)")
+            say(f"ready at {base_url(config)}/v1")
 
     client.start(changed)
     http = HttpServer(http_config(app, host=config.host, port=config.port))
     http.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     stop.then(partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set))
     serving = asyncio.create_task(http.serve())
-    ending = asyncio.create_task(stopped.wait())
-    await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
+    serving.add_done_callback(lambda _: stopped.set())
+    await stopped.wait()
     await client.stop(config.shutdown_grace_seconds)
     http.stop()
     await serving
     return 0 if stop.made else 1
-
-
-def _found(config: ServeConfig, client: EdgeClient) -> ServeConfig:
-    """One that answers under the server's names."""
-    assert client.cloud is not None
-    names = list(client.cloud.models)
-    if client.cloud.chat_template != client.model.tokenizer.chat_template:
-        _say(config, "the draft model's chat template is not the server's: chats read otherwise")
-    mode, longest = client.settings.mode, client.settings.longest
-    _say(config, f"drafts for {names[0]} at {client.url} ({mode}, {longest} at a time)")
-    _say(config, f"ready at {base_url(config)}/v1")
-    return ServeConfig(**{**config.model_dump(by_alias=True), "served_model_name": names})
-
-
-def _say(config: ServeConfig, text: str) -> None:
-    print_lines(f"lexshard: {text}", config.log_format)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.edge.frames import MARK, MARK_BITS, VERSION, FrameError
 from lexshard.actors.edge.settings import EdgeMode
-from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Request, SequenceEvent
 
 PATH = "/v1/edge"
 MOST_FRAME_BYTES = 64 * 1024  # 255 distributions over 262,144 tokens have less
@@ -101,8 +100,6 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 Beginning = Opening | Resuming
 Reply = Opened | Told | Refused
-_beginnings = msgspec.msgpack.Decoder(Beginning)
-_replies = msgspec.msgpack.Decoder(Reply)
 encode_reply = msgspec.msgpack.Encoder().encode
 
 
@@ -117,7 +114,7 @@ def decode_beginning(content: bytes, most_bytes: int) -> Beginning:
         text = unpacking.decompress(content, most_bytes)
         if unpacking.unconsumed_tail or not unpacking.eof:
             raise FrameError(f"it is cut off, or has more than {most_bytes} bytes")
-        return _beginnings.decode(text)
+        return msgspec.msgpack.decode(text, type=Beginning)
     except (zlib.error, msgspec.DecodeError) as error:
         raise FrameError(f"no session begins like this: {error}") from None
 
@@ -129,7 +126,7 @@ def is_frame(content: bytes) -> bool:
 def decode_reply(content: bytes) -> Reply:
     """Raises `FrameError`."""
     try:
-        return _replies.decode(content)
+        return msgspec.msgpack.decode(content, type=Reply)
     except msgspec.DecodeError as error:
         raise FrameError(f"the server says what it cannot say: {error}") from None
 
@@ -144,20 +141,3 @@ def unpack_ids(content: bytes, token_bits: int) -> tuple[int, ...]:
     bits = np.unpackbits(np.frombuffer(content, np.uint8))
     rows = bits[: len(bits) // token_bits * token_bits].reshape(-1, token_bits)
     return tuple((rows @ (1 << np.arange(token_bits)[::-1])).tolist())
-
-
-def completion_fields(parameters: SamplingParameters, priority: int = 0) -> bytes:
-    """The fields of ``POST /v1/completions`` that ask for ``parameters``, as JSON, but for bad
-    words, which are ids already."""
-    told = asdict(parameters)
-    del told["bad_words"], told["labels"]
-    told["allowed_token_ids"] = told.pop("allowed_ids")
-    told["logit_bias"] = {str(token): bias for token, bias in parameters.logit_bias}
-    if grammar := told.pop("grammar"):
-        told["structured_outputs"] = {"grammar": grammar}
-    # Seeds are any 64 bits here, an int64 in a request.
-    told["seed"] = (parameters.seed + 2**63) % 2**64 - 2**63
-    told["priority"] = priority
-    # A number is said even if it is 0: where a request says none, a model's own default counts.
-    numbers = (int, float)
-    return orjson.dumps({name: it for name, it in told.items() if it or type(it) in numbers})

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict
+
+import orjson
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import SamplingParameters
@@ -110,6 +113,24 @@ def sampling_parameters(
         draft=bool(request.draft),
         receipt=bool(request.receipt),
     )
+
+
+def completion_fields(parameters: SamplingParameters, priority: int = 0) -> bytes:
+    """The fields of ``POST /v1/completions`` that ask for ``parameters``, as JSON: what
+    `sampling_parameters` makes of them again. Bad words are left out, which are ids already; only
+    sessions of devices have ``labels``."""
+    told = asdict(parameters)
+    del told["bad_words"]
+    told["allowed_token_ids"] = told.pop("allowed_ids")
+    told["logit_bias"] = {str(token): bias for token, bias in parameters.logit_bias}
+    if grammar := told.pop("grammar"):
+        told["structured_outputs"] = {"grammar": grammar}
+    # Seeds are any 64 bits here, an int64 in a request.
+    told["seed"] = (parameters.seed + 2**63) % 2**64 - 2**63
+    told["priority"] = priority
+    # A number is said even if it is 0: where a request says none, a model's own default counts.
+    numbers = (int, float)
+    return orjson.dumps({name: it for name, it in told.items() if it or type(it) in numbers})
 
 
 def _token_ids(ids: Sequence[int], vocabulary: int, parameter: str) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
-from lexshard.serve_app.edge import wire
+from lexshard.serve_app.edge import endpoint, wire
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.openai.parameters import completion_fields
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
 from tests.support.mock_server import TOKENIZER
 from tests.support.real_server import wait
@@ -40,7 +41,7 @@ def opening(**changes: Any) -> Opening:
         mode="same-token",
         vocabulary=HASH,
         prompt=wire.pack_ids(PROMPT, CODEC.token_bits),
-        parameters=wire.completion_fields(asked),
+        parameters=completion_fields(asked),
     )
     return msgspec.structs.replace(whole, **changes)
 
@@ -258,6 +259,34 @@ def test_one_that_does_not_come_back_is_forgotten() -> None:
         wait(lambda: bool(engine.cancelled), 10, "the session to be forgotten")
         assert len(engine.cancelled) == 1
         assert client.get("/status").json()["queue"]["sequences"] == 0
+
+
+def test_one_that_says_nothing_is_sent_away_once_the_text_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before that it is the engine that lets it wait."""
+    monkeypatch.setattr(endpoint, "SILENT_SECONDS", 0.2)
+    with (
+        connected(Script([ids("a")], hangs=True, seconds_per_step=1.0)) as (client, engine),
+        client.websocket_connect(wire.PATH) as device,
+    ):
+        assert isinstance(begin(device, opening()), Opened)
+        assert told_by(device).token_ids == ids("a")
+        assert wire.decode_reply(device.receive_bytes()) == Refused(408, "the device says nothing")
+        wait(lambda: engine.running == 0, 10, "the session to be freed")
+
+
+def test_a_text_is_counted_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection may wait long for the next one."""
+    caplog.set_level("INFO", "lexshard.http")
+    with (
+        connected(Script([(*ids("a"), EOS)])) as (client, _),
+        client.websocket_connect(wire.PATH) as device,
+    ):
+        assert isinstance(begin(device, opening()), Opened)
+        assert told_by(device).finish_reason == "stop"
+        wait(lambda: "status=200 prompt=4 completion=2" in caplog.text, 10, "the line of its log")
+        device.close()
 
 
 def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,10 +14,12 @@ from websockets.exceptions import ConnectionClosedError
 
 from lexshard.actors.edge.frames import FrameCodec, GuessBatch
 from lexshard.actors.edge.pace import DraftPace
+from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.device import EdgeText
-from lexshard.serve_app.edge.wire import Opened, Resuming, Told
+from lexshard.serve_app.edge.link import CloudError, CloudLink
+from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
 
 CODEC = FrameCodec("same-token", 600)
 SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
@@ -24,7 +28,7 @@ SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
 class CountingDrafter:
     """Guesses that every token is its own position."""
 
-    codec, threshold = CODEC, None
+    codec, threshold = CODEC, EdgeSettings().threshold()
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
         return GuessBatch(0, len(history), tuple(range(len(history), len(history) + most)))
@@ -61,6 +65,37 @@ class ScriptedLink:
         if step is LOST:
             raise LOST
         return wire.encode_reply(step)
+
+
+def test_what_speaks_no_http_is_asked_again() -> None:
+    """As a server that is killed while it answers: the device goes on to look for one."""
+    pace = DraftPace(longest=4, thrift=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        link = CloudLink(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "", pace)
+
+        def answer() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(1_000)
+                connection.sendall(b"SSH-2.0\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(CloudError, match="does not answer as lexshard does") as raised:
+            link.ask()
+        answering.join()
+    assert not raised.value.final
+
+
+def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
+    """The server closes it while the device begins over it."""
+    last = Told({"token_ids": (3,), "finish_reason": "stop"})
+    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), last])
+    ends: Any = link, CountingDrafter()
+    events: list[SequenceEvent] = []
+    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
+    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
+    asyncio.run(asyncio.wait_for(text.run(), 30))
+    assert [(event.token_ids, event.error) for event in events] == [((3,), None)]
 
 
 @pytest.mark.parametrize("agrees", [False, True])

@@ -23,13 +23,14 @@ from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.ports import free_port
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink
-from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.client import EdgeClient
+from lexshard.serve_app.openai.parameters import completion_fields
 from tests.support.edge_device import device, model, text_of
 from tests.support.faults import processes_of
 from tests.support.paths import DEMO_DRAFT, ROOT
 from tests.support.real_server import Server, healthy, running_server, wait
 
+SCORED = {"query": "Once", "items": [" upon", " there"], "label_token_ids": [300, 301, 5_000]}
 STORY = "Once upon a time there was a little girl who lived in a house near the"
 
 
@@ -62,7 +63,7 @@ async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int,
         turns = asyncio.Semaphore(32)
 
         async def one(request: Request) -> tuple[int, ...]:
-            asked = json.loads(wire.completion_fields(request.parameters))
+            asked = json.loads(completion_fields(request.parameters))
             body = {**asked, "prompt": request.prompt_ids, "return_token_ids": True}
             async with turns:
                 reply = await client.post("/v1/completions", json=body)
@@ -194,6 +195,20 @@ def test_sparse_distributions_are_sent_and_their_bound_kept(server: Server, mode
     asyncio.run(run())
 
 
+def test_a_device_that_stops_tells_its_texts_why(server: Server) -> None:
+    async def run() -> None:
+        async with device(server.url) as client:
+            stream = client.submit(requests(1, tokens=1_000))
+            await stream.arrived()
+            await client.stop()
+            async with asyncio.timeout(10):
+                while (event := (await stream.arrived())[-1]).finish_reason is None:
+                    pass
+            assert (event.finish_reason, event.error) == ("abort", "the device is shutting down")
+
+    asyncio.run(run())
+
+
 def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) -> None:
     """`lexshard edge`: the same reply, but for its id, to whatever a client asks; 503 while the
     server is away, or the draft model alone, which says so."""
@@ -215,6 +230,7 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
             ("/v1/completions", {**text, "logprobs": 3, "certificate": True}),
             ("/v1/completions", {**text, "n": 3, "bad_words": ["the", "she"]}),
             ("/v1/completions", {**text, "max_tokens": 0}),
+            ("/generative_scoring", SCORED),
             ("/v1/chat/completions", {**chat, "seed": 9, "min_tokens": 20}),
             ("/v1/chat/completions", {**chat, "seed": 9, "stream": True}),
             ("/v1/chat/completions", {**chat, "temperature": 9e9}),
@@ -224,6 +240,9 @@ def test_the_command_answers_as_the_server_does(server: Server, tmp_path: Path) 
             own = httpx.post(f"{server.url}{path}", json=body, timeout=60)
             assert mine.status_code == own.status_code
             assert comparable(mine.text) == comparable(own.text)
+        body = {**text, "receipt": True}
+        reply = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+        assert (reply.status_code, "ask its server" in reply.text) == (400, True)
         body = {**text, "max_tokens": 20}
         reply = httpx.post(f"http://127.0.0.1:{offline_port}/v1/completions", json=body, timeout=60)
         assert reply.json()["offline"] is True

@@ -13,7 +13,7 @@ from scipy import stats
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.edge.drafting import EdgeDrafter
-from lexshard.actors.edge.ledger import GuessChain, VerifiedText, drafting_of
+from lexshard.actors.edge.ledger import GuessChain, VerifiedText
 from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
 from lexshard.actors.edge.threshold import ConformalThreshold
 from lexshard.actors.engine.engine import Engine
@@ -55,8 +55,7 @@ class Link:
         assert isinstance(self._model, ModelDrafter)
         size = self.engine.model.vocabulary_size
         drafter = EdgeDrafter(self._model, self._settings, request, number, size)
-        if drafter.threshold is not None:
-            self.thresholds.append(drafter.threshold)
+        self.thresholds.append(drafter.threshold)
         verified = VerifiedText(drafter.codec, request)
         return Text(request, GuessChain(request.prompt_ids), drafter, verified)
 
@@ -65,8 +64,7 @@ class Link:
         texts = {each.request_id: self._text(i, each) for i, each in enumerate(requests)}
         left = dict(texts)
         for request in requests:
-            drafting = drafting_of(texts[request.request_id].drafter.codec.mode)
-            assert self.engine.submit(replace(request, drafting=drafting)) is None
+            assert self.engine.submit(texts[request.request_id].verified.request) is None
         silent = 0  # steps
         while left:
             events = self.engine.step()
