@@ -43,19 +43,20 @@ class CostCurve:
     def __bool__(self) -> bool:
         return bool(self._sizes)
 
-    def observe(self, size: int, seconds: float) -> None:
+    def observe(self, size: int, seconds: float, times: int = 1) -> None:
+        """It took so many seconds, on average of so many times."""
         self._levels = {}
         self._count += 1
         known = self._known.get(size)
         if known is None:
             insort(self._sizes, size)
-            self._known[size] = _Known(seconds / self._factor, 1.0, self._count)
+            self._known[size] = _Known(seconds / self._factor, times, self._count)
             return
         excess = min(seconds / (known.seconds * self._factor), OUTLIER) - 1.0
         self._factor *= 1.0 + COMMON_WEIGHT * excess
         weight = self._weight(known)
-        known.seconds *= 1.0 + excess / (weight + 1.0)
-        known.weight = min(weight + 1.0, MOST_KNOWN)
+        known.seconds *= 1.0 + excess * times / (weight + times)
+        known.weight = min(weight + times, MOST_KNOWN)
         known.seen = self._count
 
     def estimate(self, size: int) -> float:

@@ -27,6 +27,9 @@ KEPT_STEPS, KEPT_RESTING = 8, 4
 # After so many decisions the next is one guess more or less than the best, for so many steps: what
 # is never done is never known to have become cheap.
 TRIAL_EVERY, TRIAL_STEPS = 16, 2
+# So often, and soon after the first, it is none, for so many, which come in runs: plain steps are
+# what all is compared with.
+PLAIN_EVERY, PLAIN_STEPS, FIRST_PLAIN = 64, 16, (4, 20)
 
 
 class LengthRule(Protocol):
@@ -53,8 +56,9 @@ class LengthRule(Protocol):
     def beginning_took(self, sequences: int, seconds: float) -> None:
         """The first guesses for so many sequences, whose tokens the drafter had to read first."""
 
-    def step_took(self, rows: int, seconds: float) -> None:
-        """A step of so many rows, guesses among them, each of which drew a token."""
+    def step_took(self, rows: int, seconds: float, steps: int = 1) -> None:
+        """A step of so many rows, guesses among them, each of which drew a token; or each of some
+        ``steps`` of a run."""
 
     def forget(self, sequence: int) -> None:
         """A sequence has ended."""
@@ -78,7 +82,7 @@ class FixedLength:
     def heard(self, sequence: int, drafted: int, stood: int) -> None: ...
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None: ...
     def beginning_took(self, sequences: int, seconds: float) -> None: ...
-    def step_took(self, rows: int, seconds: float) -> None: ...
+    def step_took(self, rows: int, seconds: float, steps: int = 1) -> None: ...
     def forget(self, sequence: int) -> None: ...
 
 
@@ -125,6 +129,7 @@ class MeasuredLength:
         self._decided: dict[int, int] = {}
         self._steps, self._steps_left = 0, 0  # since the last decision and until the next
         self._decisions = 0
+        self._pays = False  # by the last decision that was no trial
 
     def lengths(
         self, sequences: Sequence[int], rooms: Sequence[int], greedy: Collection[int] = ()
@@ -141,8 +146,8 @@ class MeasuredLength:
             if not any(self._decided.values()):
                 kept *= KEPT_RESTING
             self._steps, self._steps_left = 0, kept
-            if self._decisions % TRIAL_EVERY == 0:
-                self._try_neighbours()
+            if self._pays:
+                self._perhaps_try_another()
         self._steps += 1
         self._steps_left -= 1
         decided = map(self._decided.__getitem__, sequences)
@@ -159,11 +164,12 @@ class MeasuredLength:
     def _decide(self, sequences: Sequence[int], rooms: Sequence[int]) -> None:
         acceptance = [self._history.of(sequence) for sequence in sequences]
         if self._step and self._draft_step:
-            gain = LEAST_GAIN if any(self._decided.values()) else self._first_gain(rooms)
+            gain = LEAST_GAIN if self._pays else self._first_gain(rooms)
             lengths = best_lengths(acceptance, self._most, self._step, self._draft_step, gain)
         else:
             lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
         self._decided = dict(zip(sequences, lengths, strict=True))
+        self._pays = any(lengths)
 
     def _first_gain(self, rooms: Sequence[int]) -> float:
         """The gain with which the sequences earn in what they are likely to say yet, half of what
@@ -174,14 +180,17 @@ class MeasuredLength:
         left = plain - self._beginning.estimate(len(rooms))
         return FIRST_GAIN * plain / left if left > 0 else math.inf
 
-    def _try_neighbours(self) -> None:
-        """One more and one less by turns, for those that are guessed for."""
-        shift = 1 if self._decisions % (2 * TRIAL_EVERY) else -1
-        if any(self._decided.values()):
+    def _perhaps_try_another(self) -> None:
+        """Now and then none; one more and one less by turns, for those that are guessed for."""
+        if self._decisions % PLAIN_EVERY == 0 or self._decisions in FIRST_PLAIN:
+            self._steps_left = PLAIN_STEPS
+            self._decided = dict.fromkeys(self._decided, 0)
+        elif self._decisions % TRIAL_EVERY == 0:
             self._steps_left = TRIAL_STEPS
-        for sequence, length in self._decided.items():
-            if length:
-                self._decided[sequence] = min(max(length + shift, 1), self._most)
+            shift = 1 if self._decisions % (2 * TRIAL_EVERY) else -1
+            for sequence, length in self._decided.items():
+                if length:
+                    self._decided[sequence] = min(max(length + shift, 1), self._most)
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None:
         self._history.add(sequence, drafted, stood)
@@ -192,8 +201,8 @@ class MeasuredLength:
     def beginning_took(self, sequences: int, seconds: float) -> None:
         self._beginning.observe(sequences, seconds)
 
-    def step_took(self, rows: int, seconds: float) -> None:
-        self._step.observe(rows, seconds)
+    def step_took(self, rows: int, seconds: float, steps: int = 1) -> None:
+        self._step.observe(rows, seconds, steps)
 
     def forget(self, sequence: int) -> None:
         self._history.forget(sequence)

@@ -275,6 +275,10 @@ class Engine:
             self.model.vocabulary_size,
             sizes_matter=self._body.device.type != "cpu",
         )
+        if self._speculation is not None:  # runs of steps, too, which guesses would leave out
+            self._speculation.forced_length = 0
+            run_to_completion(self, rounds[0])
+            self._speculation.forced_length = None
         for requests in rounds:
             run_to_completion(self, requests)
         wait(tokenizer)  # before anything is timed; a failure is told of with the first grammar

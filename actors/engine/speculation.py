@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from lexshard.actors.drafter.length import LengthRule
@@ -18,13 +20,22 @@ from lexshard.actors.engine.step_plan import Chunk, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class CostTiming:
-    """What a draft of ``depth`` guesses, the beginning of one or a step took once: for ``size``
-    sequences, or with so many rows."""
+    """What a draft of ``depth`` guesses, the beginning of one or a step took once, or each of
+    ``steps`` of a run: for ``size`` sequences, or with so many rows."""
 
     of: Literal["drafting", "beginning", "step"]
     size: int
     seconds: float
     depth: int = 1
+    steps: int = 1
+
+
+def _median(timings: list[CostTiming]) -> CostTiming:
+    """Of several of the same, by the steps of each."""
+    ordered = sorted(timings, key=lambda each: each.seconds)
+    counts = list(accumulate(each.steps for each in ordered))
+    middle = ordered[bisect_left(counts, counts[-1] / 2)]
+    return replace(middle, steps=len(timings))
 
 
 class Speculation:
@@ -53,8 +64,12 @@ class Speculation:
 
     @property
     def timings(self) -> list[CostTiming]:
-        """What has been measured while everyone got `forced_length` guesses."""
-        return list(self._timings)
+        """What has been measured while everyone got `forced_length` guesses: of what was done
+        several times the median, as the first time may load a kernel."""
+        alike: dict[tuple[object, ...], list[CostTiming]] = {}
+        for each in self._timings:
+            alike.setdefault((each.of, each.size, each.depth), []).append(each)
+        return [_median(each) for each in alike.values()]
 
     def restart(self, timings: Sequenced[CostTiming] = ()) -> None:
         """Forgets what has been measured, and takes ``timings`` for that."""
@@ -69,7 +84,7 @@ class Speculation:
             self._timings.append(timing)
         for rule in self._rules:
             if timing.of == "step":
-                rule.step_took(timing.size, timing.seconds)
+                rule.step_took(timing.size, timing.seconds, timing.steps)
             elif timing.of == "beginning":
                 rule.beginning_took(timing.size, timing.seconds)
             else:
@@ -161,7 +176,8 @@ class Speculation:
         """A step from its plan to its end. Of those in which nothing is guessed, some tell what all
         take."""
         if not self._rested and all(chunk.draws == chunk.count for chunk in plan.chunks):
-            self._took(CostTiming("step", plan.tokens // plan.steps, seconds / plan.steps))
+            steps = plan.steps
+            self._took(CostTiming("step", plan.tokens // steps, seconds / steps, steps=steps))
         if plan.steps > 1 and [chunk.sequence for chunk in plan.chunks] == self._resting_for:
             more = min(self._rests, plan.steps - 1)  # which it was not asked about
             self._rests -= more

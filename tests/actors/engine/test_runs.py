@@ -293,7 +293,7 @@ class Resting:
         self.resting -= steps
         assert self.resting >= 0
 
-    def step_took(self, rows: int, seconds: float) -> None:
+    def step_took(self, rows: int, seconds: float, steps: int = 1) -> None:
         assert rows <= 2
 
     def forget(self, sequence: int) -> None: ...

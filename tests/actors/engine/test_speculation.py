@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from lexshard.actors.drafter.length import FixedLength
+from lexshard.actors.drafter.lookup import LookupDrafter
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
+from lexshard.actors.engine.speculation import CostTiming, Speculation
 from lexshard.actors.messages import Drafting, Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT
 from tests.support.quick import quick, slow
@@ -268,3 +271,15 @@ def ended(engine: Any, requests: list[Request]) -> list[tuple[tuple[int, ...], s
         return [(each.token_ids, each.error) for each in completions if each is not None]
     finally:
         engine.close()
+
+
+def test_costs_are_medians_by_the_steps_of_each() -> None:
+    """The first run loads a kernel, and takes a hundred times as long."""
+    speculation = Speculation(LookupDrafter(), lambda _: FixedLength(2))
+    speculation.forced_length = 0
+    for seconds, steps in ((2.0, 4), (0.03, 8), (0.08, 1), (0.04, 1)):
+        speculation._took(CostTiming("step", 1, seconds, steps=steps))
+    speculation._took(CostTiming("step", 2, 5.0))
+    first, second = speculation.timings
+    assert (first.size, first.seconds, first.steps) == (1, 0.03, 4)
+    assert (second.size, second.seconds, second.steps) == (2, 5.0, 1)
