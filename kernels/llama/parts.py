@@ -1,4 +1,8 @@
-"""What the layers of the Llama family are made of between their products, in nopython code."""
+"""What the layers of the Llama family are made of between their products, in nopython code.
+
+Loops go over slices from 0 on: an index that might be negative is looked at each time, and then a
+loop does not become vectors.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,9 @@ def add_normalized(
     """RMSNorm of every row of ``x``, added to the columns ``first`` to ``last - 1`` of ``out``."""
     for t in range(out.shape[0]):
         factor = np.float32(1.0) / np.sqrt(_mean_square(x[t]) + np.float32(epsilon))
-        for j in range(first, last):
-            out[t, j] += weight[j] * (x[t, j] * factor)
+        own, scale, target = x[t, first:last], weight[first:last], out[t, first:last]
+        for j in range(last - first):
+            target[j] += scale[j] * (own[j] * factor)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -62,15 +67,17 @@ def split_heads(
     for t in range(out.shape[0]):
         for head in range(low, high):
             start = first + head * dim
+            own, target = packed[t, start : start + dim], out[t, head]
             for j in range(dim):
-                out[t, head, j] = packed[t, start + j]
+                target[j] = own[j]
             if bias.shape[0] > 0:
+                added = bias[start : start + dim]
                 for j in range(dim):
-                    out[t, head, j] += bias[start + j]
+                    target[j] += added[j]
             if norm.shape[0] > 0:
-                factor = np.float32(1.0) / np.sqrt(_mean_square(out[t, head]) + np.float32(epsilon))
+                factor = np.float32(1.0) / np.sqrt(_mean_square(target) + np.float32(epsilon))
                 for j in range(dim):
-                    out[t, head, j] = norm[j] * (out[t, head, j] * factor)
+                    target[j] = norm[j] * (target[j] * factor)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -94,12 +101,14 @@ def gate_inner(
     """``out = activation(gate) * up`` in the columns ``first`` to ``last - 1``; the up projection
     starts at column ``gate_width``."""
     for t in range(out.shape[0]):
+        gate, target = gate_up[t, first:last], out[t, first:last]
+        up = gate_up[t, gate_width + first : gate_width + last]
         if activation == GELU:
-            for j in range(first, last):
-                out[t, j] = gelu(gate_up[t, j]) * gate_up[t, gate_width + j]
+            for j in range(last - first):
+                target[j] = gelu(gate[j]) * up[j]
         else:
-            for j in range(first, last):
-                out[t, j] = silu(gate_up[t, j]) * gate_up[t, gate_width + j]
+            for j in range(last - first):
+                target[j] = silu(gate[j]) * up[j]
 
 
 @njit(nogil=True, cache=True)
