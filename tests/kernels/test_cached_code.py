@@ -67,9 +67,9 @@ def test_a_kernel_from_the_cache_is_machine_code_until_another_is_compiled(tmp_p
         return done.stdout.splitlines()
 
     compiled, linked = told()
-    assert compiled.startswith("2.0 2.0 2.0 of ") and "doubled" in compiled and "nrt" in compiled
+    assert {"doubled", "nrt"} < set(compiled.split())
     loaded, linked_from_cache = told()
     assert loaded == "2.0 2.0 2.0 of global_codegen_module False"
-    assert linked.startswith("6.0 of ") and linked.endswith(" True")
-    assert linked_from_cache.startswith("6.0 of ") and linked_from_cache.endswith(" True")
-    assert "module" in linked_from_cache and "nrt" in linked_from_cache
+    assert {"module", "nrt"} < set(linked_from_cache.split())
+    for each in (linked, linked_from_cache):
+        assert (each.split()[0], each.split()[-1]) == ("6.0", "True")
