@@ -88,6 +88,7 @@ def _import_without_scipy() -> None:
     if "scipy" in sys.modules:  # where there is one, numba has imported its root
         linear.ensure_blas = lambda: None
     try:
-        import_module("numba.np.arraymath").ensure_blas = look
+        arrays: Any = import_module("numba.np.arraymath")
+        arrays.ensure_blas = look
     finally:
         linear.ensure_blas = look
