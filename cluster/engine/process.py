@@ -113,7 +113,7 @@ class EngineProcess:
         from lexshard.actors.engine.start import kernels_ahead as ahead
 
         later = ahead.compile_kernels(configuration, tell)
-        prove_apart(configuration)
+        prove_apart(configuration, tell)
         engine = self.make(configuration, tell)
         drafts = ahead.holds(later, ahead.GUESSING)
         engine.warm_up(guessing=not drafts, whole_rows=not ahead.holds(later, ahead.WHOLE_ROWS))

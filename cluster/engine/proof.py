@@ -8,6 +8,7 @@ and what that imports are a quarter of a gigabyte, which an engine would keep as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ class ProofOrder(msgspec.Struct, frozen=True):
     models: tuple[tuple[str, Any, Any], ...]
 
 
-def prove_apart(configuration: EngineConfiguration) -> None:
-    """Returns when the models of ``configuration`` are proven. What cannot be proven there is for
-    the engine to load as ever, or to refuse."""
+def prove_apart(configuration: EngineConfiguration, tell: Callable[[str], None]) -> None:
+    """Returns when the models of ``configuration`` are proven, which ``tell`` hears of where they
+    are not yet. What cannot be proven there is for the engine to load as ever, or to refuse."""
     from lexshard.actors.body.loading import choose_device  # which needs torch
     from lexshard.actors.body.proven import is_to_prove, note_tried
 
@@ -48,6 +49,7 @@ def prove_apart(configuration: EngineConfiguration) -> None:
     left = [each for each in models if is_to_prove(Path(each[0]).expanduser(), *each[1:])]
     if not left:
         return
+    tell("comparing the body with transformers' own, once")
     order = msgspec.json.encode(ProofOrder(tuple(left)))
     start_process(ProcessRole("proof", command_of(__name__), order)).wait()
     for folder, *options in left:
