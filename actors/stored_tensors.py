@@ -17,6 +17,9 @@ TEXT_NAMES = {
     "model.language_model.": "model.",
 }
 INDEX_FILE, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+# Of a draft model (`actors.drafter.router`). Not *.safetensors, though it is one: servers that load
+# every such file of a folder would try.
+ROUTER_FILE = "draft-router.tensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ the same the outcome is, so it is remembered with all that the body needs beside
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Body
-from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan, Tensors
+from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan, Tensors, supports
 from lexshard.actors.body.head_weights import HeadWeights, narrowed
 from lexshard.actors.remembered import (
     files_fingerprint,
@@ -28,6 +30,7 @@ from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 from lexshard.kernels.linear import row_slices
 
 OUTPUT_WEIGHT = "lm_head.weight"
+_TRIED = "tried-"  # before the name of a load
 _DESCRIBING = ("*.json", "*.safetensors", "tokenizer.model")
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
@@ -67,6 +70,24 @@ def recall_proven(folder: Path, *options: object) -> ProvenModel | None:
         return recall(*_named(folder, options), ProvenModel)
     except OSError:  # a folder that cannot be read is refused with more words than that
         return None
+
+
+def is_to_prove(folder: Path, *options: object) -> bool:
+    """Whether loading ``folder`` would prove a fused body, as far as ``config.json`` tells, and has
+    not been tried with these options since anything changed."""
+    try:
+        description = SimpleNamespace(**json.loads((folder / "config.json").read_bytes()))
+        name, known = _named(folder, options)
+        tried = recall(name, known, ProvenModel) or recall(_TRIED + name, known, bool)
+        return tried is None and supports(description)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False  # the load knows what to make of it
+
+
+def note_tried(folder: Path, *options: object) -> None:
+    """Not every load that proves a body can be remembered: it need not be tried for that again."""
+    name, known = _named(folder, options)
+    remember(_TRIED + name, known, True)
 
 
 def remember_proven(folder: Path, proven: ProvenModel, model: Any, *options: object) -> None:

@@ -21,6 +21,7 @@ from lexshard.actors.faults import LoggedFault, listen_for_faults
 from lexshard.actors.machine import begin_to_load, settle
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import EngineLocation
+from lexshard.cluster.engine.proof import prove_apart
 from lexshard.cluster.engine.transport import EngineSide
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.cluster.process_tree import die_with_parent
@@ -112,6 +113,7 @@ class EngineProcess:
         from lexshard.actors.engine.start import kernels_ahead as ahead
 
         later = ahead.compile_kernels(configuration, tell)
+        prove_apart(configuration, tell)
         engine = self.make(configuration, tell)
         drafts = ahead.holds(later, ahead.GUESSING)
         engine.warm_up(

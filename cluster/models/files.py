@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lexshard.actors.drafter.router.file import FILE_NAME as ROUTER_FILE
-from lexshard.actors.stored_tensors import INDEX_FILE, SINGLE_FILE
+from lexshard.actors.stored_tensors import INDEX_FILE, ROUTER_FILE, SINGLE_FILE
 from lexshard.cluster.models.names import ModelNameError
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"

@@ -16,9 +16,6 @@ from lexshard.actors.body.parallel.checks import check_folder_shared, check_rank
 from lexshard.actors.configuration import DEFAULT_TIERS, GPU_TIER, NGRAM, check_utilization
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.head.sharded.checks import check_shards
-from lexshard.actors.index.container import CLUSTERS, check_tiers
-from lexshard.actors.index.errors import IndexFileError
-from lexshard.actors.index.stored_weights import check_index_of
 from lexshard.cluster.config import OPTIONS, ServeConfig
 from lexshard.cluster.config_sources import refuse_readable
 from lexshard.cluster.ingress import (
@@ -265,6 +262,11 @@ def check_model_folder(folder: str) -> Path:
 
 
 def _check_index(path: Path, model: Path, config: ServeConfig) -> None:
+    # numpy, which nothing else that is checked here needs, stays as long as the server runs.
+    from lexshard.actors.index.container import CLUSTERS, check_tiers
+    from lexshard.actors.index.errors import IndexFileError
+    from lexshard.actors.index.stored_weights import check_index_of
+
     try:
         header = check_index_of(path, model)
         if config.head != "paper":

@@ -18,11 +18,11 @@ PARENT = ("lexshard.serve_app.cli", "lexshard.serve_app.commands.serve")
 PROCESSES = {
     "lexshard serve, embedded": (
         (*PARENT, "lexshard.serve_app.start.embedded"),
-        {*COMPUTING, *SPEAKING_HTTP, "ray"},
+        {*COMPUTING, *SPEAKING_HTTP, "ray", "numpy"},
     ),
     "lexshard serve, before Ray": (
         (*PARENT, "lexshard.serve_app.start.server_process"),
-        {*COMPUTING, *SPEAKING_HTTP, "ray"},
+        {*COMPUTING, *SPEAKING_HTTP, "ray", "numpy"},
     ),
     "API process": (
         ("lexshard.serve_app.api_processes.api_process",),

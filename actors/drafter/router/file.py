@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from lexshard.actors.index.container import FileKind, Header, read_header, read_part
 from lexshard.actors.index.metadata import Weights
+from lexshard.actors.stored_tensors import ROUTER_FILE
 
-# Not *.safetensors, though it is one: servers that load every such file of a folder would try.
-FILE_NAME = "draft-router.tensors"
+FILE_NAME = ROUTER_FILE
 CLUSTERS, NETWORK = "clusters", "network"  # the parts
 
 Floats = npt.NDArray[np.float32]

@@ -120,6 +120,38 @@ def test_a_second_load_needs_no_transformers(tmp_path: Path) -> None:
     assert said == ["True", "False"]
 
 
+@pytest.mark.slow
+def test_an_engine_has_its_first_load_proven_by_another_process(tmp_path: Path) -> None:
+    """What is imported for that would stay in the engine's memory."""
+    program = (
+        "import sys\n"
+        "from lexshard.actors.configuration import EngineConfiguration\n"
+        "from lexshard.cluster.engine.proof import prove_apart\n"
+        f"configuration = EngineConfiguration(model={str(DEMO_DRAFT)!r}, device='cpu')\n"
+        "prove_apart(configuration, lambda phase: None)\n"
+        "from lexshard.actors.body.loading import load\n"
+        "print(load(configuration.model, device='cpu').body.name, 'transformers' in sys.modules)"
+    )
+    environment = os.environ | {"LEXSHARD_HOME": str(tmp_path)}
+    environment["NUMBA_CACHE_DIR"] = str(compiled_folder())
+    said = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert said == "fused False\n"
+
+
+def test_it_is_tried_once_and_where_a_fused_body_can_be_proven(tmp_path: Path) -> None:
+    general = save_tiny("gpt2", tmp_path / "general")
+    first, second = save_fusable(tmp_path / "first"), save_fusable(tmp_path / "second")
+    options = ("auto", "auto")
+    assert not proven.is_to_prove(tmp_path / "nothing", *options)
+    assert not proven.is_to_prove(general, *options)
+    assert proven.is_to_prove(first, *options)
+    load(first, device="cpu")
+    assert not proven.is_to_prove(first, *options)
+    assert proven.is_to_prove(first, "bfloat16", "auto")
+    proven.note_tried(second, *options)
+    assert not proven.is_to_prove(second, *options)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
 def test_files_that_changed_are_checked_anew(name: str, tmp_path: Path, checks: Watch) -> None:
     folder = save_fusable(tmp_path / "model")

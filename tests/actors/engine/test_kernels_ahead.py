@@ -36,7 +36,10 @@ configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!
 if later := compile_kernels(configuration, print):
     compile_beside(later)
 assert compile_kernels(configuration, print) == {{}}
-Engine(configuration).warm_up()
+engine = Engine(configuration)
+engine.warm_up(guessing=False, whole_rows=False)  # a first start, until the rest is compiled
+engine.take_kernels()
+engine.warm_up()
 functions = {{
     value
     for name, module in list(sys.modules.items()) if name.startswith("lexshard.kernels.")
