@@ -1,9 +1,7 @@
 """Pure functions on tensors: for every kernel a reference, a CPU and (where it pays) a GPU form."""
 
-from lexshard.kernels.cached_code import load_code_alone
 from lexshard.kernels.compile_cache import keep_compiled_kernels
 from lexshard.kernels.processor import choose_processor
 
 keep_compiled_kernels()
-load_code_alone()
 choose_processor()

@@ -23,12 +23,18 @@ _library: Any = numba.core.codegen.JITCodeLibrary
 _runtime: Any = numba.core.runtime.nrtdynmod
 # Functions that are looked for by their names: called from Python, and from C.
 _CALLED = re.compile(rb"_ZN(?:7cpython|5cfunc)[^\0]+")
+_COMPILES = "compile_nrt_functions"  # numba's own runtime
 _UNPARSED = "_lexshard_unparsed"  # of a library: the LLVM module that has not been asked for
 
 
 @functools.cache
 def load_code_alone() -> None:
-    """From now on all that is loaded from a cache of numba's is machine code alone."""
+    """From now on all that is loaded from a cache of numba's is machine code alone: for processes
+    of our own, as it holds for everybody's kernels. With a numba that is made otherwise all is
+    loaded as ever."""
+    needed = ("_unserialize", "_get_module_for_linking", "get_pointer_to_function")
+    if not (all(hasattr(_library, each) for each in needed) and hasattr(_runtime, _COMPILES)):
+        return
     unserialize, linked = _library._unserialize.__func__, _library._get_module_for_linking
     address_of, compile_runtime = _library.get_pointer_to_function, _runtime.compile_nrt_functions
 

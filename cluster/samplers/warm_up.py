@@ -12,13 +12,16 @@ from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.decision.warm_up import KINDS, warm_up_work
 from lexshard.cluster.samplers.dense_slots import slot_bytes, write_dense
 from lexshard.kernels import pool
+from lexshard.kernels.cached_code import load_code_alone
 
 
 def warm_sampler(settings: SamplerSettings) -> Sampler:
-    """A new sampler in a process that is its own: threads are set for the whole process.
+    """A new sampler in a process that is its own: threads are set for the whole process, and how
+    kernels are loaded.
 
     Raises what `Sampler` raises, and ValueError where the hot vocabulary does not fit.
     """
+    load_code_alone()
     pool.set_threads(settings.threads)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(settings.threads)

@@ -33,8 +33,10 @@ class ShardActor:
 
     def __init__(self, part: ShardPart | None = None) -> None:
         from lexshard.actors.head.sharded import shard_server  # torch and numba load here
+        from lexshard.kernels.cached_code import load_code_alone
 
         assert shard_server
+        load_code_alone()
         if part is not None:
             self.take(part)
 

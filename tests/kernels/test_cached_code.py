@@ -31,7 +31,9 @@ JITCodeLibrary._object_compiled_hook = classmethod(
     lambda cls, module, code: (made.append(module.name), look.__func__(cls, module, code))[1]
 )
 
-import lexshard.kernels  # from now on all is loaded as kernels are
+from lexshard.kernels.cached_code import load_code_alone
+
+load_code_alone()
 
 
 @numba.njit(cache=True)
