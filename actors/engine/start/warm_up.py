@@ -26,18 +26,19 @@ _KINDS = (
 
 # Enough for several steps of guessing.
 MEASURED_TOKENS = 12
+ROUNDS_OF_ONE = 4
 
 
 def sized_requests(max_running: int, max_model_len: int) -> list[list[Request]]:
-    """Rounds of 1, 2, 4 ... ``max_running`` sequences, to see what a step of so many costs."""
+    """Rounds of 1, 2, 4 ... ``max_running`` sequences, to see what a step of so many costs; of one
+    several: a run of its steps is one figure, and all others are compared with it."""
     rounds = []
-    size = 1
     parameters = SamplingParameters(
         temperature=0.8, max_tokens=min(MEASURED_TOKENS, max_model_len - 1), ignore_eos=True
     )
-    while size <= max_running:
+    sizes = [1] * ROUNDS_OF_ONE + [2**power for power in range(1, max_running.bit_length())]
+    for size in sizes:
         rounds.append([Request(f"size-{size}-{i}", 0, (i,), parameters) for i in range(size)])
-        size *= 2
     return rounds
 
 
