@@ -130,8 +130,9 @@ class SteadyRows:
             return None
         asked = AskedRows(*self._asked, packed)
         taken = take_steps(stack, self._own, asked, places, tokens, stops, self._most)
-        if taken.tokens:
-            self._record(taken.found)
+        for found in (taken.found if taken.tokens else None, taken.left):
+            if found is not None:
+                self._record(found)
         return taken
 
     @property

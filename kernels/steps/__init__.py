@@ -19,7 +19,7 @@ from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search.types import Needs
 
-MOST = 2**16  # candidates of the steps of a call
+MOST = 2**18  # candidates of the steps of a call
 
 __all__ = ["AskedRows", "Places", "StepsTaken", "take_steps"]
 
@@ -45,11 +45,12 @@ class AskedRows(NamedTuple):
 
 class StepsTaken(NamedTuple):
     """T steps of N rows. ``hidden`` are the hidden states of one more, which is computed and which
-    this call cannot decide; None where there is none."""
+    this call does not decide, and ``left`` is what is found in it; None where there is none."""
 
     tokens: list[list[int]]  # [T, N]
     found: Certified  # of T N rows, one step's behind the other's
     hidden: npt.NDArray[np.float32] | None  # [N, d]
+    left: Certified | None  # of N rows
     body_seconds: float  # of all that is computed
 
 
@@ -74,7 +75,7 @@ def take_steps(
     team, size = pool.team()
     _, head_size = pool.team(worth=large)
     hidden = np.empty((len(tokens), stack.shape.hidden), np.float32)
-    undecided, seconds, drawn, found = cpu.take_steps(
+    there, seconds, drawn, found, left = cpu.take_steps(
         team,
         size,
         head_size,
@@ -97,4 +98,10 @@ def take_steps(
         MOST,
         hidden,
     )
-    return StepsTaken(drawn.tolist(), Certified(*found), hidden if undecided else None, seconds)
+    return StepsTaken(
+        drawn.tolist(),
+        Certified(*found),
+        None if there == cpu.NOTHING else hidden,
+        Certified(*left) if there == cpu.FOUND else None,
+        seconds,
+    )

@@ -11,18 +11,27 @@ from lexshard.kernels.draft.cpu import embed
 from lexshard.kernels.llama.cpu import forward
 from lexshard.kernels.team.clock import now
 
+# What there is of a step that is not decided.
+NOTHING, HIDDEN, FOUND = range(3)
+
 
 @njit(nogil=True, cache=True)
-def _decided(found, most, decision):  # type: ignore[no-untyped-def]
-    """The tokens of a step, none where it is not certain of them or has too many candidates."""
+def _widest(offsets):  # type: ignore[no-untyped-def]
+    """The most candidates of a row."""
+    most = 0
+    for row in range(offsets.size - 1):
+        most = max(most, offsets[row + 1] - offsets[row])
+    return most
+
+
+@njit(nogil=True, cache=True)
+def _decided(found, decision):  # type: ignore[no-untyped-def]
+    """The tokens of a step, none where it is not certain of one."""
     penalties, limits, counts, noise, tables = decision
     ids, raw, offsets, members = found
     nothing = np.empty(0, np.int64)
     if not members.all():
         return nothing
-    for row in range(members.size):
-        if offsets[row + 1] - offsets[row] > most:
-            return nothing
     tokens = decide_packed_rows(ids, raw, offsets, penalties, limits, counts, noise, tables)
     return nothing if tokens.min() < 0 else tokens
 
@@ -95,9 +104,10 @@ def take_steps(  # type: ignore[no-untyped-def]
     room,
     hidden,
 ):
-    """Whether ``hidden`` [N, d] are those of a step that is not decided; the seconds of bodies; the
-    tokens [T, N] of the T steps that are; and the fields of `kernels.certified.Certified` of their
-    rows, one step's behind the other's."""
+    """`NOTHING`, `HIDDEN` or `FOUND`, as of a step that is not decided there are ``hidden`` [N, d]
+    alone, or what is found in it; the seconds of bodies; the tokens [T, N] of the T steps that are
+    decided; and the fields of `kernels.certified.Certified` of their rows, one step's behind the
+    other's, and of what is found."""
     steps, count = positions.shape
     rows = steps * count
     ids, raw = np.empty(room, np.int32), np.empty(room, np.float32)
@@ -105,7 +115,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
     weighed, leaders = np.empty(rows, np.int64), 0
     last, embedded = first_tokens, np.empty((count, hidden.shape[1]), np.float32)
-    taken, spent, undecided = 0, 0, False
+    taken, spent, left = 0, 0, NOTHING
     while taken < steps:
         began = now()
         embed(embedding, embedding_shift, embedding_scale, last, embedded)
@@ -146,7 +156,7 @@ def take_steps(  # type: ignore[no-untyped-def]
             hidden,
         )
         spent += now() - began
-        undecided = True
+        left = HIDDEN
         known, found = certified_candidates(
             team,
             head_size,
@@ -165,13 +175,14 @@ def take_steps(  # type: ignore[no-untyped-def]
         )
         own, logits, own_offsets, reached, bounds, known_best, leading, members, also = found
         low, first = taken * count, offsets[taken * count]
-        if not known or first + own.size > room:
+        if not known or _widest(own_offsets) > most or first + own.size > room:
             break
+        left = FOUND
         decision = (penalties, limits, counts, noise, penalty_tables)
-        drawn = _decided((own, logits, own_offsets, members), most, decision)
+        drawn = _decided((own, logits, own_offsets, members), decision)
         if drawn.size == 0:
             break
-        undecided = False
+        left = NOTHING
         tokens[taken], last = drawn, drawn
         ids[first : first + own.size], raw[first : first + own.size] = own, logits
         offsets[low + 1 : low + count + 1] = own_offsets[1:] + first
@@ -187,7 +198,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     high = taken * count
     filled = offsets[high]
     return (
-        undecided,
+        left,
         spent / 1e9,
         tokens[:taken],
         (
@@ -201,4 +212,5 @@ def take_steps(  # type: ignore[no-untyped-def]
             np.ones(high, np.bool_),
             weighed[:high],
         ),
+        found,
     )

@@ -141,6 +141,11 @@ def test_the_tokens_and_candidates_of_steps_one_by_one(kind: str, rows: int) -> 
         assert (taken.hidden is None) == (len(said) == STEPS)
         if taken.hidden is not None:
             np.testing.assert_array_equal(taken.hidden, states[-1])
+            ended = certified_candidates(states[-1], head, asked.needs, *asked[1:3])
+            assert taken.left is not None
+            assert ended is not None
+            for ours, theirs in zip(taken.left, ended, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def test_steps_end_behind_a_stop_and_before_too_many_candidates() -> None:
@@ -162,6 +167,7 @@ def test_steps_end_behind_a_stop_and_before_too_many_candidates() -> None:
     few = again(NEVER, max(widths) - 1)
     assert len(few.tokens) == widths.index(max(widths))
     np.testing.assert_array_equal(few.hidden, states[len(few.tokens)])
+    assert few.left is None  # it may be all rows
 
 
 def test_steps_end_where_there_is_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +188,4 @@ def test_hidden_states_that_mean_nothing_end_them(value: float) -> None:
     assert taken.tokens == []
     assert len(taken.found.ids) == 0
     assert taken.hidden is not None
+    assert taken.left is None

@@ -34,6 +34,7 @@ from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import Certificate, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
+from lexshard.kernels.certified import Certified
 from lexshard.kernels.steps import Places
 
 # What clients are told waits so long at most, or for one step: as long as a screen for its next
@@ -140,12 +141,12 @@ class Runs:
         """Takes ``several`` steps by one call, or one step; whether another one may follow."""
         at_once = self._several(run, several) if several > 1 and not run.masked else None
         if at_once is None:
-            return self._one(run, None)
+            return self._one(run)
         goes_on, count = True, len(run.sequences)
         for step, tokens in enumerate(at_once.tokens):
             decisions = list(map(RowDecision, tokens))
             goes_on = self._took(run, decisions, at_once.candidates, step * count)
-        return goes_on if at_once.hidden is None else self._one(run, at_once.hidden)
+        return goes_on if at_once.hidden is None else self._one(run, at_once.hidden, at_once.left)
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""
@@ -158,9 +159,14 @@ class Runs:
             run.body_seconds += at_once.body_seconds
         return at_once
 
-    def _one(self, run: _Run, hidden: npt.NDArray[np.float32] | None) -> bool:
-        """Takes one step, whose ``hidden`` states may be there already; whether another one may
-        follow."""
+    def _one(
+        self,
+        run: _Run,
+        hidden: npt.NDArray[np.float32] | None = None,
+        left: Certified | None = None,
+    ) -> bool:
+        """Takes one step, whose ``hidden`` states may be there already, and what is found in them;
+        whether another one may follow."""
         sequences, masked = run.sequences, run.masked
         if masked:
             self._constraints.begin(masked, alone=len(sequences) == 1)
@@ -169,7 +175,7 @@ class Runs:
             hidden = self._body.forward(run.batch()).numpy()
             run.body_seconds += time.perf_counter() - began
         found = self._constraints.begun(sequences) if masked else ()
-        decided = None if found is None else run.draws.draw(hidden, found)
+        decided = None if found is None else run.draws.draw(hidden, found, left)
         if masked and not found and decided is not None:
             [drawn] = decided[0]
             if not self._constraints.allows(sequences[0], drawn.token_id):
@@ -259,11 +265,12 @@ def _places(plan: StepPlan, steps: int) -> Places:
 
 class _AtOnce(NamedTuple):
     """T steps of N rows that one call has taken; ``hidden`` states [N, d] of one more, which it
-    could not decide."""
+    did not decide, and what is ``left`` of the rows in that."""
 
     tokens: list[list[int]]  # [T, N]
     candidates: Candidates  # of T N rows, one step's behind the other's
     hidden: npt.NDArray[np.float32] | None
+    left: Certified | None
     body_seconds: float
 
 
@@ -292,14 +299,19 @@ class _Draws:
         if steady is None or taken is None:
             return None
         candidates = steady.candidates(taken.found)
-        return _AtOnce(taken.tokens, candidates, taken.hidden, taken.body_seconds)
+        return _AtOnce(taken.tokens, candidates, *taken[2:])
 
     def draw(
-        self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
+        self,
+        hidden: npt.NDArray[np.float32],
+        masks: tuple[Mask | None, ...],
+        found: Certified | None = None,
     ) -> Decided | None:
-        """The decisions for ``hidden`` [N, d]; None where a row has none."""
+        """The decisions for ``hidden`` [N, d], of which steady rows are perhaps ``found`` already;
+        None where a row has none."""
         steady = self._steady_rows(masks)
-        found = None if steady is None else steady.found(hidden)
+        if steady is not None and found is None:
+            found = steady.found(hidden)
         if steady is None or found is None:
             return self._step_by_step(hidden, masks)
         tokens = steady.drawn(found)
