@@ -31,11 +31,11 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 17_310,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 17_330,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch, 380 for draws from nuclei by bounds,
-    # 310 for several steps by one call, 120 to load machine code alone
-    "actors": 24_530,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    # 330 for several steps by one call, 120 to load machine code alone
+    "actors": 24_540,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
     # 650 for several steps at once, 50 for draws before masks, 60 for long constants, 40 to know

@@ -103,7 +103,8 @@ class Runs:
         self._plane = plane
         self._constraints = constraints
         self._eos_ids = eos_ids
-        self._step_seconds = 1e-6  # of the last run; before the first, in a warm-up, as if none
+        # Of the last run, and of how many rows; before the first, in a warm-up, as if it took none.
+        self._step_seconds, self._rows = 1e-6, 1
         self.several = True
 
     def take(
@@ -118,7 +119,8 @@ class Runs:
         masked = [each for each in sequences if each.matcher is not None]
         run = _Run(sequences, _places(plan, most), draws, masked)
         began = time.perf_counter()
-        several = int(min(CALL_SECONDS, MOST_SECONDS) / self._step_seconds)
+        expected = self._step_seconds * max(1.0, len(sequences) / self._rows)
+        several = int(min(CALL_SECONDS, MOST_SECONDS) / expected)
         goes_on, past = True, 0.0
         while goes_on:
             goes_on = self._go_on(run, min(several, most - run.taken.steps))
@@ -130,7 +132,7 @@ class Runs:
         taken = run.taken
         if not taken.steps:
             return None
-        self._step_seconds = past / taken.steps
+        self._step_seconds, self._rows = past / taken.steps, len(sequences)
         for place, sequence in enumerate(sequences if masked else ()):
             sequence.masks = [mask for each in run.masks if (mask := each[place]) is not None]
         counters.count_certificates(taken.certificates)
