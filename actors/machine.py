@@ -35,8 +35,8 @@ def begin_to_load() -> None:
 def settle() -> None:
     """Leaves what has been loaded out of all collections of garbage, in a process that is about to
     serve: to go through hundreds of thousands of objects takes 70 ms, in which no stream goes
-    on. What loading took and gave back goes back to the system, which the C library leaves to
-    whoever asks for it."""
+    on. What loading took and gave back goes back to the system, which the C library does
+    when it is asked."""
     gc.collect()
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of GNU's C library

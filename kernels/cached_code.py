@@ -30,7 +30,7 @@ _UNPARSED = "_lexshard_unparsed"  # of a library: the LLVM module that has not b
 @functools.cache
 def load_code_alone() -> None:
     """From now on all that is loaded from a cache of numba's is machine code alone: for processes
-    of our own, as it holds for everybody's kernels. With a numba that is made otherwise all is
+    of our own, as it holds for all kernels there. With a numba that is made otherwise all is
     loaded as ever."""
     needed = ("_unserialize", "_get_module_for_linking", "get_pointer_to_function")
     if not (all(hasattr(_library, each) for each in needed) and hasattr(_runtime, _COMPILES)):

@@ -107,7 +107,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     """`NOTHING`, `HIDDEN` or `FOUND`, as of a step that is not decided there are ``hidden`` [N, d]
     alone, or what is found in it; the seconds of bodies; the tokens [T, N] of the T steps that are
     decided; and the fields of `kernels.certified.Certified` of their rows, one step's behind the
-    other's, and of what is found."""
+    other's, and of what is found. One argument for each array: see `kernels.draft.cpu._draft`."""
     steps, count = positions.shape
     rows = steps * count
     ids, raw = np.empty(room, np.int32), np.empty(room, np.float32)

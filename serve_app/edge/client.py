@@ -200,7 +200,7 @@ class EdgeClient:
             else:
                 await EdgeText(request, self._link, drafter, in_thread, emit).run()
         except asyncio.CancelledError:
-            if self.away is not None:  # the device stops; else nobody wants the text any more
+            if self.away is not None:  # the device stops; else the client has gone
                 emit(SequenceEvent.failure(request, self.away, "abort"))
             raise
         except FrameError as error:
