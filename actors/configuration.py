@@ -221,7 +221,7 @@ class EngineConfiguration:
     )
     # More of them cost less each; clients hear of their tokens together.
     steps_at_once: int = field(
-        default=8,
+        default=16,
         metadata=setting(
             "steps of decoding alone in a row, on a CPU, for 16 ms at most (1: each is told)",
             group="memory",

@@ -89,6 +89,9 @@ class ModelTokenizer:
     @classmethod
     def load(cls, folder: str | Path, tool_format: ToolFormat | None = None) -> ModelTokenizer:
         """Reads the tokenizer of a model folder; nothing is downloaded or executed from it."""
+        # One text is tokenised at a time, here: handing it to threads of the tokenizer's own and
+        # waiting for them takes a tenth of a millisecond.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         with _torch_left_out():
             from transformers import AutoTokenizer  # takes a second: only API processes need it
 

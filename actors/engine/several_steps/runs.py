@@ -41,7 +41,7 @@ from lexshard.kernels.steps import Places
 # picture. What they ask for waits for one step.
 MOST_SECONDS = 0.016
 # What is asked meanwhile is not seen inside a call: steps that one call takes last so long at most.
-CALL_SECONDS = 0.002
+CALL_SECONDS = 0.0025
 
 
 @dataclass(frozen=True, slots=True, eq=False)
