@@ -7,22 +7,27 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosedError
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.http11 import Response
 
 from lexshard.actors.edge.frames import FrameCodec, GuessBatch
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
-from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.device import EdgeText
+from lexshard.serve_app.edge import device, wire
+from lexshard.serve_app.edge.device import PATIENCE_SECONDS, EdgeText
 from lexshard.serve_app.edge.link import CloudError, CloudLink
 from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
 
 CODEC = FrameCodec("same-token", 600)
-SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
+# Beside replies, and seconds that pass until the next step.
+SILENT, LOST = None, ConnectionClosedError(None, None)
+LAST = Told({"token_ids": (3,), "finish_reason": "stop"})
 
 
 class CountingDrafter:
@@ -46,6 +51,7 @@ class ScriptedLink:
         self.pace.connected(10.0)
         self.pace.drew(1e6)  # alone the server would take for ever: it is guessed for
         self.sent: list[bytes] = []
+        self.now = 0.0
         self._scripts = iter(scripts)
 
     def count(self, **amounts: Any) -> None: ...
@@ -60,11 +66,23 @@ class ScriptedLink:
 
     async def recv(self, decode: bool) -> bytes:
         step = next(self._steps)
+        if isinstance(step, float):
+            self.now += step
+            return await self.recv(decode)
         if step is SILENT:
             await asyncio.sleep(60)
-        if step is LOST:
-            raise LOST
+        if isinstance(step, Exception):
+            raise step
         return wire.encode_reply(step)
+
+    def said(self) -> list[SequenceEvent]:
+        """What is told of one text over these connections."""
+        ends: Any = self, CountingDrafter()
+        events: list[SequenceEvent] = []
+        request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
+        text = EdgeText(request, *ends, asyncio.to_thread, events.append)
+        asyncio.run(asyncio.wait_for(text.run(), 30))
+        return events
 
 
 def test_what_speaks_no_http_is_asked_again() -> None:
@@ -88,14 +106,27 @@ def test_what_speaks_no_http_is_asked_again() -> None:
 
 def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
     """The server closes it while the device begins over it."""
-    last = Told({"token_ids": (3,), "finish_reason": "stop"})
-    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), last])
-    ends: Any = link, CountingDrafter()
-    events: list[SequenceEvent] = []
-    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
-    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
-    asyncio.run(asyncio.wait_for(text.run(), 30))
-    assert [(event.token_ids, event.error) for event in events] == [((3,), None)]
+    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), LAST])
+    assert [(event.token_ids, event.error) for event in link.said()] == [((3,), None)]
+
+
+@pytest.mark.parametrize(
+    ("lasts", "error"), [(PATIENCE_SECONDS + 1, None), (0.0, "the server is away")]
+)
+def test_a_link_that_came_back_and_worked_is_waited_for_anew(
+    monkeypatch: pytest.MonkeyPatch, lasts: float, error: str | None
+) -> None:
+    """Be it that the text still waits in the engine; a server that only answers is away."""
+    again, ends = [20.0, Opened("s"), LOST], [LAST, Opened("s")]
+    link = ScriptedLink([Opened("s"), LOST], [20.0, Opened("s"), lasts, LOST], again, ends)
+    monkeypatch.setattr(device, "time", SimpleNamespace(monotonic=lambda: link.now))
+    assert link.said()[-1].error == error
+
+
+def test_a_link_that_is_refused_is_no_fault_of_who_asked_the_device() -> None:
+    """It answers 503, and looks for the server again, which says whether it ever will do."""
+    [event] = ScriptedLink([InvalidStatus(Response(401, "", Headers()))]).said()
+    assert (event.finish_reason, event.refused) == ("abort", False)
 
 
 @pytest.mark.parametrize("agrees", [False, True])
@@ -104,16 +135,11 @@ def test_no_guess_at_a_text_that_was_otherwise_is_sent_after_coming_back(agrees:
     and the answer with it. Where that tells of another text, they never are: the next guesses
     stand behind what is said now."""
     missed = (6, 7, 8, 9, 10) if agrees else (6, 400)
-    last = Told({"token_ids": (3,), "finish_reason": "stop"})
     link = ScriptedLink(
         [Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT, LOST],
-        [Told({"token_ids": missed, "answers": 1}), Opened("s", 1), SILENT, SILENT, last],
+        [Told({"token_ids": missed, "answers": 1}), Opened("s", 1), SILENT, SILENT, LAST],
     )
-    ends: Any = link, CountingDrafter()
-    events: list[SequenceEvent] = []
-    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
-    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
-    asyncio.run(asyncio.wait_for(text.run(), 30))
+    events = link.said()
     _, first, beginning, second = link.sent
     assert CODEC.decode(first).token_ids == (6, 7, 8, 9)
     assert wire.decode_beginning(beginning, 1000) == Resuming("s", 6)
