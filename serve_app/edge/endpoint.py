@@ -153,12 +153,13 @@ class EdgeEndpoint:
         """Of a device for which there is room, and which fits the model. Raises as `_opened`."""
         if opening.version != VERSION:
             raise FrameError(f"version {opening.version}; this server has {VERSION}")
-        served = sum(not session.ended for session in self._sessions.values())
-        if served >= self._state.config.edge_sessions:
-            raise overloaded(f"{served} texts of devices are being said; try again")
         if opening.vocabulary != await self._vocabulary():
             reason = "the device's draft model has another tokenizer than the model served here"
             raise bad_request(reason, "vocabulary")
+        # From here on until its session is among the others, no other one begins.
+        served = sum(not session.ended for session in self._sessions.values())
+        if served >= self._state.config.edge_sessions:
+            raise overloaded(f"{served} texts of devices are being said; try again")
         size = self._state.information().vocabulary_size
         if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
             raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")
@@ -283,8 +284,10 @@ class EdgeSession:
                                 self.leave(device)
         except Exception:
             logger.exception("id=%s: the session fails", self.record.request_id)
+            self.record.status = 500
             if self.device is not None:
                 await _close(self.device, wire.BROKEN, "internal error")
+            self.end()
 
     def _note(self, event: SequenceEvent) -> bytes:
         """What is to be said of it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,12 @@ from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketT
 from starlette.websockets import WebSocketDisconnect
 
 from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
+from lexshard.actors.edge.ledger import VerifiedText
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import endpoint, wire
+from lexshard.serve_app.edge.endpoint import EdgeEndpoint
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
 from lexshard.serve_app.openai.parameters import completion_fields
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
@@ -203,11 +206,36 @@ def test_keys_are_asked_for_as_by_http() -> None:
             device.close()
 
 
-def test_there_are_only_so_many_sessions() -> None:
-    with connected(edge_sessions=1) as (client, _), client.websocket_connect(wire.PATH) as device:
-        assert isinstance(begin(device, opening()), Opened)
-        assert refused(client, opening()) == 503
-        device.close()
+def test_there_are_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many begin at once."""
+
+    async def slowly(_: EdgeEndpoint) -> str:
+        await asyncio.sleep(0.1)
+        return HASH
+
+    monkeypatch.setattr(EdgeEndpoint, "_vocabulary", slowly)
+    with ExitStack() as stack:
+        client, _ = stack.enter_context(connected(edge_sessions=1))
+        devices = [stack.enter_context(client.websocket_connect(wire.PATH)) for _ in range(3)]
+        for device in devices:
+            device.send_bytes(wire.encode_beginning(opening()))
+        replies = [wire.decode_reply(device.receive_bytes()) for device in devices]
+        assert sorted(type(each).__name__ for each in replies) == ["Opened", "Refused", "Refused"]
+        for device in devices:
+            device.close()
+
+
+def test_a_session_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device may begin another one."""
+    monkeypatch.setattr(VerifiedText, "happened", None)
+    with connected() as (client, engine), client.websocket_connect(wire.PATH) as device:
+        session = begin(device, opening())
+        assert isinstance(session, Opened)
+        with pytest.raises(WebSocketDisconnect) as closed:
+            device.receive_bytes()
+        assert closed.value.code == wire.BROKEN
+        assert refused(client, Resuming(session.session, len(PROMPT))) == 404
+        assert engine.running == 0
 
 
 def test_a_lost_device_goes_on_where_it_was_and_hears_what_it_missed() -> None:
