@@ -177,7 +177,7 @@ def test_what_begins_no_session_is_refused() -> None:
             CODEC.encode(GuessBatch(1, 4, ())),
             opening(version=9),
             opening(vocabulary="another"),
-            opening(parameters=b"[1]"),
+            opening(parameters=[1]),
             opening(parameters=b"{"),
             opening(prompt=b""),
             opening(prompt=wire.pack_ids((VOCABULARY,), CODEC.token_bits)),

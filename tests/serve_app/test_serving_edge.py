@@ -63,8 +63,8 @@ async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int,
         turns = asyncio.Semaphore(32)
 
         async def one(request: Request) -> tuple[int, ...]:
-            asked = json.loads(completion_fields(request.parameters))
-            body = {**asked, "prompt": request.prompt_ids, "return_token_ids": True}
+            body = completion_fields(request.parameters)
+            body |= {"prompt": request.prompt_ids, "return_token_ids": True}
             async with turns:
                 reply = await client.post("/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
