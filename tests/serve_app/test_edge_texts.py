@@ -85,7 +85,14 @@ class ScriptedLink:
         return events
 
 
-def test_what_speaks_no_http_is_asked_again() -> None:
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (b"SSH-2.0\r\n", "does not answer as lexshard does"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 99\r\n\r\n{", "answers 503: Busy"),
+    ],
+)
+def test_what_answers_by_halves_is_asked_again(reply: bytes, why: str) -> None:
     """As a server that is killed while it answers: the device goes on to look for one."""
     pace = DraftPace(longest=4, thrift=0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -94,11 +101,11 @@ def test_what_speaks_no_http_is_asked_again() -> None:
         def answer() -> None:
             with listener.accept()[0] as connection:
                 connection.recv(1_000)
-                connection.sendall(b"SSH-2.0\r\n")
+                connection.sendall(reply)
 
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(CloudError, match="does not answer as lexshard does") as raised:
+        with pytest.raises(CloudError, match=why) as raised:
             link.ask()
         answering.join()
     assert not raised.value.final
