@@ -28,6 +28,8 @@ CODEC = FrameCodec("same-token", 600)
 # Beside replies, and seconds that pass until the next step.
 SILENT, LOST = None, ConnectionClosedError(None, None)
 LAST = Told({"token_ids": (3,), "finish_reason": "stop"})
+LONG = PATIENCE_SECONDS + 1
+FIRST, AGAIN = [Opened("s"), LOST], [20.0, Opened("s"), LOST]
 
 
 class CountingDrafter:
@@ -111,29 +113,28 @@ def test_what_answers_by_halves_is_asked_again(reply: bytes, why: str) -> None:
     assert not raised.value.final
 
 
-def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
-    """The server closes it while the device begins over it."""
-    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), LAST])
-    assert [(event.token_ids, event.error) for event in link.said()] == [((3,), None)]
-
-
 @pytest.mark.parametrize(
-    ("lasts", "error"), [(PATIENCE_SECONDS + 1, None), (0.0, "the server is away")]
+    ("scripts", "reason", "error"),
+    [
+        # An idle connection, which the server closes while the device begins over it.
+        ([[Refused(408, "the device says nothing")], [Opened("s"), LAST]], "stop", ""),
+        # One that came back and worked, while the text waited in the engine, is waited for anew.
+        ([FIRST, [20.0, Opened("s"), LONG, LOST], AGAIN, [LAST, Opened("s")]], "stop", ""),
+        # A server that only answers is away.
+        ([FIRST, AGAIN, AGAIN], "abort", "the server is away"),
+        # No fault of who asked the device, which asks the server whether it ever will do.
+        ([[InvalidStatus(Response(401, "", Headers()))]], "abort", "the server refuses the link"),
+    ],
 )
-def test_a_link_that_came_back_and_worked_is_waited_for_anew(
-    monkeypatch: pytest.MonkeyPatch, lasts: float, error: str | None
+def test_a_text_outlives_its_link_but_not_its_server(
+    monkeypatch: pytest.MonkeyPatch, scripts: list[list[Any]], reason: str, error: str
 ) -> None:
-    """Be it that the text still waits in the engine; a server that only answers is away."""
-    again, ends = [20.0, Opened("s"), LOST], [LAST, Opened("s")]
-    link = ScriptedLink([Opened("s"), LOST], [20.0, Opened("s"), lasts, LOST], again, ends)
+    link = ScriptedLink(*scripts)
     monkeypatch.setattr(device, "time", SimpleNamespace(monotonic=lambda: link.now))
-    assert link.said()[-1].error == error
-
-
-def test_a_link_that_is_refused_is_no_fault_of_who_asked_the_device() -> None:
-    """It answers 503, and looks for the server again, which says whether it ever will do."""
-    [event] = ScriptedLink([InvalidStatus(Response(401, "", Headers()))]).said()
-    assert (event.finish_reason, event.refused) == ("abort", False)
+    [end] = link.said()
+    assert (end.finish_reason, end.refused) == (reason, False)
+    assert (end.error or "").startswith(error)
+    assert end.token_ids == (() if error else (3,))
 
 
 @pytest.mark.parametrize("agrees", [False, True])
