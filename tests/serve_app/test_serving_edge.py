@@ -93,15 +93,24 @@ def is_at_rest(server: Server) -> bool:
     return not any(server.metric(f"lexshard_{name}") for name in counted)
 
 
-def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
-    """Drafts that are waited for, drafts ahead, and a target that goes on alone."""
+@pytest.mark.parametrize(
+    ("count", "thrifts"),
+    [(24, (0.0, 0.5, 1.0)), pytest.param(200, (0.5,), marks=pytest.mark.slow)],
+)
+def test_the_text_is_the_server_s_own_at_any_pace(
+    server: Server, count: int, thrifts: tuple[float, ...]
+) -> None:
+    """Drafts that are waited for, drafts ahead, and a target that goes on alone; plain requests
+    beside them."""
 
     async def run() -> None:
-        asked = requests(24)
+        asked = requests(count)
         expected = await own_texts(server, asked)
-        for thrift in (0.0, 0.5, 1.0):
+        for thrift in thrifts:
             async with device(server.url, EdgeSettings(thrift=thrift)) as client:
+                plain = asyncio.ensure_future(own_texts(server, asked[: count // 5]))
                 assert await texts_of(client, asked) == expected
+                assert await plain == expected[: count // 5]
                 if thrift == 1.0:  # how many are drafted depends on how busy the machine is
                     assert share_that_stood(client) > 0.5
 
@@ -137,20 +146,6 @@ def test_lost_connections_change_no_token(server: Server, count: int, lost: floa
                         cut_at = client.statistics.edge_answers + count
                 assert await saying == expected
                 assert client.statistics.edge_lost_links > 0
-
-    asyncio.run(run())
-    wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
-
-
-@pytest.mark.slow
-def test_200_devices_beside_plain_requests(server: Server) -> None:
-    async def run() -> None:
-        asked = requests(200, tokens=24)
-        expected = await own_texts(server, asked)
-        async with device(server.url, EdgeSettings(thrift=0.5)) as client:
-            plain = asyncio.ensure_future(own_texts(server, asked[:40]))
-            assert await texts_of(client, asked) == expected
-            assert await plain == expected[:40]
 
     asyncio.run(run())
     wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
