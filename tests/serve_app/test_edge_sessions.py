@@ -111,8 +111,7 @@ def refused(client: TestClient, content: bytes | Opening | Resuming, **headers: 
 def test_a_device_reads_what_it_must_know() -> None:
     with connected() as (client, engine):
         told = client.get(wire.PATH).json()
-        assert told["vocabulary"] == HASH
-        assert told["models"] == ["mock"]
+        assert (told["vocabulary"], told["models"]) == (HASH, ["mock"])
         assert told["engine"]["vocabulary_size"] == VOCABULARY
         engine.health_reason = "starting"
         assert client.get(wire.PATH).status_code == 503
@@ -125,9 +124,8 @@ def test_a_session_is_one_sequence_that_waits_for_guesses() -> None:
         with begun(client) as (device, _):
             assert told_by(device).token_ids == ids("a")
             [request] = engine.requests
-            assert request.prompt_ids == PROMPT
-            assert request.drafting.drafter == "client"
-            assert request.parameters.seed == 3
+            asked = request.prompt_ids, request.drafting.drafter, request.parameters.seed
+            assert asked == (PROMPT, "client", 3)
             device.send_bytes(CODEC.encode(GuessBatch(1, 5, (98, 99))))
             device.send_bytes(CODEC.encode(GuessBatch(2, 7, (100,), alone=4)))
         told = [(each.number, each.token_ids, each.alone) for each in engine.drafts]
@@ -309,8 +307,7 @@ def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(
         in_time.append(answered.wait(10))
         return GuessBatch(1, 5, ())
 
-    asked = opening(mode="ksqs", size=4)
-    with connected() as (client, engine), begun(client, asked) as (device, _):
+    with connected() as (client, engine), begun(client, opening(mode="ksqs")) as (device, _):
         told_by(device)
         monkeypatch.setattr(FrameCodec, "decode", slowly)
         device.send_bytes(b"\x00")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -23,6 +21,7 @@ from lexshard.serve_app.edge import device, wire
 from lexshard.serve_app.edge.device import PATIENCE_SECONDS, EdgeText
 from lexshard.serve_app.edge.link import CloudError, CloudLink
 from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
+from tests.support.http_stand_in import StandInHandler, serving
 
 CODEC = FrameCodec("same-token", 600)
 # Beside replies, and seconds that pass until the next step.
@@ -96,20 +95,14 @@ class ScriptedLink:
 )
 def test_what_answers_by_halves_is_asked_again(reply: bytes, why: str) -> None:
     """As a server that is killed while it answers: the device goes on to look for one."""
-    pace = DraftPace(longest=4, thrift=0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        link = CloudLink(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "", pace)
 
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(1_000)
-                connection.sendall(reply)
+    class Half(StandInHandler):
+        def answer(self) -> None:
+            self.wfile.write(reply)
+            self.close_connection = True
 
-        answering = threading.Thread(target=answer)
-        answering.start()
-        with pytest.raises(CloudError, match=why) as raised:
-            link.ask()
-        answering.join()
+    with serving(Half) as url, pytest.raises(CloudError, match=why) as raised:
+        CloudLink(url, None, "", DraftPace(longest=4, thrift=0.1)).ask()
     assert not raised.value.final
 
 

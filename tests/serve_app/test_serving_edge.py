@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,11 +121,7 @@ def test_the_text_is_the_server_s_own_at_any_pace(
 
 @pytest.mark.parametrize(
     ("count", "lost"),
-    [
-        (12, 0.2),
-        pytest.param(200, 0.2, marks=pytest.mark.slow),
-        pytest.param(200, 0.05, marks=pytest.mark.slow),
-    ],
+    [(12, 0.2), *(pytest.param(200, lost, marks=pytest.mark.slow) for lost in (0.2, 0.05))],
 )
 def test_lost_connections_change_no_token(server: Server, count: int, lost: float) -> None:
     """Of all links so many are cut whenever as many answers have come as there are texts, in the
@@ -284,9 +281,7 @@ def comparable(text: str) -> list[Any]:
 def test_a_device_that_the_server_cannot_use_is_told_why(server: Server, tmp_path: Path) -> None:
     """A draft model with another tokenizer, and a server that is away."""
     other = tmp_path / "draft"
-    other.mkdir()
-    for file in DEMO_DRAFT.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(DEMO_DRAFT, other)
     told = json.loads((other / "tokenizer.json").read_text())
     vocabulary = told["model"]["vocab"]
     first, second = list(vocabulary)[300:302]
