@@ -27,9 +27,8 @@ BY_KEY = {option.key: option for option in OPTIONS}
 KEYS, KEY_FILE = "api_keys", "api_key_file"
 # Of the process, not of the server: where its caches are (`kernels.home`), what it compiles for
 # (`kernels.processor`), and with which keys `lexshard status` and `lexshard edge` ask.
-PROCESS_VARIABLES = frozenset(
-    {"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY", "LEXSHARD_CLOUD_KEY"}
-)
+CLOUD_KEY = "LEXSHARD_CLOUD_KEY"
+PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY", CLOUD_KEY})
 # Words that values of an option had once, and what they are called now.
 RENAMED = {
     "verify": {"coupled": "same-token", "exact": "same-distribution"},

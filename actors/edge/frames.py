@@ -13,7 +13,7 @@ from itertools import zip_longest
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
 from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
 
-VERSION = 3  # of frames, and of all that crosses a session: told when it begins
+VERSION = 4  # of frames, and of all that crosses a session: told when it begins
 # How frames begin, and no message beside them: zlib's begin with 01, arrays of msgpack with 1.
 MARK, MARK_BITS = 0, 2
 # A verdict is four bytes for tokens of 17 bits.
@@ -155,11 +155,11 @@ def _packed(number: int, fields: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Reader:
-    """A frame while it is read; ``number`` is its batch's. A field takes the time of its own bits,
-    however long the frame is."""
+    """A frame while it is read; ``number`` is its batch's. A field takes the time of the bits up to
+    its end, however long the frame is."""
 
     def __init__(self, content: bytes) -> None:
-        self._content = content
+        self._content = int.from_bytes(content, "big")
         self.left = 8 * len(content)
         if self.read(MARK_BITS) != MARK:
             raise FrameError("this is no frame")
@@ -168,10 +168,8 @@ class _Reader:
     def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:
             raise FrameError("the frame ends within a field")
-        begin = len(self._content) - -(-self.left // 8)
         self.left -= width
-        covering = self._content[begin : len(self._content) - self.left // 8]
-        value = int.from_bytes(covering, "big") >> self.left % 8 & ((1 << width) - 1)
+        value = self._content >> self.left & ((1 << width) - 1)
         if below is not None and value >= below:
             raise FrameError(f"{value} in the place of one of {below}")
         return value

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -167,7 +166,7 @@ async def _alone(link: ShapedLink, requests: Sequence[Request]) -> Run:
     for request in requests:
         stream = IdStream()
         body = {
-            **json.loads(completion_fields(request.parameters)),
+            **completion_fields(request.parameters),
             "prompt": request.prompt_ids,
             "stream": True,
             "return_token_ids": True,

@@ -10,7 +10,7 @@ from typing import get_args
 from lexshard.actors.configuration import DraftHeadChoice
 from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import ConfigError
+from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.commands.argument_types import at_least
@@ -26,7 +26,7 @@ OFFLINE = (
     "which every reply says ('offline': true)"
 )
 THRIFT = "how likely a guess must be to be drafted ahead: 0 saves time, 1 energy (0.1)"
-CLOUD = "of a lexshard server (its key: LEXSHARD_CLOUD_KEY)"
+CLOUD = f"of a lexshard server (its key: {CLOUD_KEY})"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

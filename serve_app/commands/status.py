@@ -85,6 +85,14 @@ def reason(error: Exception) -> str:
     return str(inner) or "it sends no answer"
 
 
+def own_words(error: HTTPError) -> str | None:
+    """Why a server of ours refuses; None where it does not say."""
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+
+
 def opened(url: str, path: str, data: bytes | None = None, seconds: float | None = None) -> Any:
     """What the server at ``url`` answers, asked with the key of the environment. A server nearby is
     not asked through the proxy of the environment."""

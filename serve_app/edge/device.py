@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -73,6 +74,7 @@ class EdgeText:
     session: str | None = None
     timed: tuple[int, float] | None = None  # bits of a batch, when it was sent
     heard_at: float = 0.0
+    opened_at: float = math.inf  # when the session began, or went on, over this connection
     runs_to: int = 0  # length of the text up to which the target goes on alone
     probe: tuple[int, Sequence[int]] = (0, ())  # guesses that were not sent, from where
     unsent: GuessBatch | None = None
@@ -84,24 +86,28 @@ class EdgeText:
 
     async def run(self) -> None:
         """Raises `FrameError` where the server says what cannot be."""
-        away, attempt, heard = time.monotonic(), 0, -1
+        away, attempt, heard = 0.0, 0, -1
         while True:
+            self.opened_at = math.inf
             try:
                 async with self.link.connection() as connection:
                     await self._talk(connection)
                 return
             except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 if isinstance(error, InvalidStatus) and error.response.status_code < 500:
-                    self._fail(f"the server refuses the link: {error}", refused=True)
+                    self._fail(f"the server refuses the link: {error}", "abort")
                     return
                 logger.info("the link is lost: %s", error or type(error).__name__)
             if self.length > heard:
-                away, attempt, heard = time.monotonic(), 0, self.length
-            elif time.monotonic() - away > PATIENCE_SECONDS:
+                attempt, heard = 0, self.length
+            now, pause = time.monotonic(), RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+            if attempt == 0 or now - self.opened_at > pause:  # one that only begins is still away
+                away = now
+            elif now - away > PATIENCE_SECONDS:
                 self._fail("the server is away", "abort")
                 return
             self.link.count(edge_lost_links=1)
-            await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+            await asyncio.sleep(pause)
             attempt += 1
 
     @property
@@ -213,7 +219,7 @@ class EdgeText:
             case Told() as told:
                 self._take(told.event_of(self.request))
             case Opened(session, last, unanswered):
-                self.session = session
+                self.session, self.opened_at = session, time.monotonic()
                 if self.comes_back:
                     self.chain.resumed(last, unanswered)
                     self.comes_back = False

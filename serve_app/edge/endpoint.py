@@ -14,10 +14,8 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -44,7 +42,6 @@ logger = logging.getLogger("lexshard.edge")
 
 SILENT_SECONDS = 120.0  # between two messages of a device
 LEFT = 1000  # close code of a device that wants no more
-MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
 
 
 class EdgeEndpoint:
@@ -122,10 +119,7 @@ class EdgeEndpoint:
         codec = await self._codec(opening)
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
         said = wire.unpack_ids(opening.said, codec.token_bits)
-        try:
-            body: dict[str, Any] = {**orjson.loads(opening.parameters), "prompt": list(prompt)}
-        except (orjson.JSONDecodeError, TypeError) as error:
-            raise FrameError(f"'parameters' are no JSON object: {error}") from None
+        body = opening.parameters | {"prompt": list(prompt)}
         labels = bool(body.pop("labels", False))
         fields = read_completion(self._state, body, record)
         if asks_for_constraint(fields):
@@ -153,15 +147,14 @@ class EdgeEndpoint:
         """Of a device for which there is room, and which fits the model. Raises as `_opened`."""
         if opening.version != VERSION:
             raise FrameError(f"version {opening.version}; this server has {VERSION}")
-        served = sum(not session.ended for session in self._sessions.values())
-        if served >= self._state.config.edge_sessions:
-            raise overloaded(f"{served} texts of devices are being said; try again")
         if opening.vocabulary != await self._vocabulary():
             reason = "the device's draft model has another tokenizer than the model served here"
             raise bad_request(reason, "vocabulary")
+        # From here on until its session is among the others, no other one begins.
+        served = sum(not session.ended for session in self._sessions.values())
+        if served >= self._state.config.edge_sessions:
+            raise overloaded(f"{served} texts of devices are being said; try again")
         size = self._state.information().vocabulary_size
-        if not 1 <= opening.size <= size or not 1 <= opening.resolution <= MOST_RESOLUTION:
-            raise FrameError(f"distributions of {opening.size} tokens, {opening.resolution} parts")
         return FrameCodec(opening.mode, size, opening.resolution, opening.size)
 
     async def _vocabulary(self) -> str:
@@ -283,8 +276,10 @@ class EdgeSession:
                                 self.leave(device)
         except Exception:
             logger.exception("id=%s: the session fails", self.record.request_id)
+            self.record.status = 500
             if self.device is not None:
                 await _close(self.device, wire.BROKEN, "internal error")
+            self.end()
 
     def _note(self, event: SequenceEvent) -> bytes:
         """What is to be said of it."""

@@ -22,6 +22,7 @@ from lexshard.actors.edge.frames import VERSION
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.messages import EngineStatistics
 from lexshard.actors.statistic import counter
+from lexshard.serve_app.commands.status import own_words, reason
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.wire import Cloud
 
@@ -94,11 +95,11 @@ class CloudLink:
                 raise CloudError(f"{url} speaks version {told['version']}, not {VERSION}")
             cloud = msgspec.convert(told, Cloud)
         except urllib.error.HTTPError as error:
-            reason = f"{url} answers {error.code}: {_message(error)}"
-            raise CloudError(reason, final=error.code in (401, 403, 404)) from None
+            words = f"{url} answers {error.code}: {own_words(error) or error.reason}"
+            raise CloudError(words, final=error.code in (401, 403, 404)) from None
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-            reason = f"{url} does not answer as lexshard does: {error}"
-            raise CloudError(reason, final=False) from None
+            words = f"{url} does not answer as lexshard does: {reason(error)}"
+            raise CloudError(words, final=False) from None
         if cloud.vocabulary != self.vocabulary:
             raise CloudError(
                 f"the draft model's tokenizer is not that of {', '.join(cloud.models)}, which "
@@ -125,10 +126,3 @@ class CloudLink:
     async def close(self) -> None:
         for connection in self._idle:
             await connection.close()
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error.reason)

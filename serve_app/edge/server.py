@@ -14,14 +14,13 @@ import uvloop
 from lexshard.actors.edge.drafting import warm_up
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.config_sources import CLOUD_KEY
 from lexshard.serve_app.api_processes.api_process import HttpServer, http_config
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge.client import EdgeClient, load_model
 from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.stopping import StopRequest
-
-KEY_VARIABLE = "LEXSHARD_CLOUD_KEY"
 
 
 def serve_edge(config: ServeConfig, settings: EdgeSettings, arguments: argparse.Namespace) -> int:
@@ -33,7 +32,7 @@ def serve_edge(config: ServeConfig, settings: EdgeSettings, arguments: argparse.
     print_lines(f"lexshard: loading the draft model {config.model}", config.log_format)
     model = load_model(config.model, arguments.draft_head)
     warm_up(model.drafter, settings, model.information.vocabulary_size)
-    alone, key = arguments.offline == "draft", os.environ.get(KEY_VARIABLE)
+    alone, key = arguments.offline == "draft", os.environ.get(CLOUD_KEY)
     client = EdgeClient(arguments.cloud, key, model, settings, allowed_alone=alone)
     return uvloop.run(_serve(config, client, stop))
 

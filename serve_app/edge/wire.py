@@ -10,10 +10,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.edge.frames import MARK, MARK_BITS, VERSION, FrameError
@@ -21,6 +22,7 @@ from lexshard.actors.edge.settings import EdgeMode
 from lexshard.actors.messages import Request, SequenceEvent
 
 PATH = "/v1/edge"
+MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
 MOST_FRAME_BYTES = 64 * 1024  # 255 distributions over 262,144 tokens have less
 # Why a session is closed, beside 1000: 4000 and the status that HTTP has for it.
 TAKEN_OVER, BROKEN = 4409, 4500
@@ -39,18 +41,18 @@ class Cloud(msgspec.Struct, frozen=True):
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """Asks for a text. ``vocabulary`` is the hash of the device's tokens; ``prompt`` and what it
     has of an output already, ``said``, are ids of ``token_bits`` bits each (`pack_ids`).
-    ``parameters`` are fields of ``POST /v1/completions``, as JSON."""
+    ``parameters`` are fields of ``POST /v1/completions``."""
 
     version: int
     mode: EdgeMode
     vocabulary: str
     prompt: bytes
-    parameters: bytes
+    parameters: dict[str, Any]
     bad_words: tuple[tuple[int, ...], ...] = ()
     choice: int = 0
     said: bytes = b""
-    resolution: int = 100
-    size: int = 32
+    resolution: Annotated[int, Meta(ge=1, le=MOST_RESOLUTION)] = 100
+    size: Annotated[int, Meta(ge=1)] = 32
 
 
 class Resuming(msgspec.Struct, frozen=True, array_like=True, tag="resume"):

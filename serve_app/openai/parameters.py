@@ -6,8 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
-
-import orjson
+from typing import Any
 
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import SamplingParameters
@@ -115,8 +114,8 @@ def sampling_parameters(
     )
 
 
-def completion_fields(parameters: SamplingParameters, priority: int = 0) -> bytes:
-    """The fields of ``POST /v1/completions`` that ask for ``parameters``, as JSON: what
+def completion_fields(parameters: SamplingParameters, priority: int = 0) -> dict[str, Any]:
+    """The fields of ``POST /v1/completions`` that ask for ``parameters``: what
     `sampling_parameters` makes of them again. Bad words are left out, which are ids already; only
     sessions of devices have ``labels``."""
     told = asdict(parameters)
@@ -130,7 +129,7 @@ def completion_fields(parameters: SamplingParameters, priority: int = 0) -> byte
     told["priority"] = priority
     # A number is said even if it is 0: where a request says none, a model's own default counts.
     numbers = (int, float)
-    return orjson.dumps({name: it for name, it in told.items() if it or type(it) in numbers})
+    return {name: it for name, it in told.items() if it or type(it) in numbers}
 
 
 def _token_ids(ids: Sequence[int], vocabulary: int, parameter: str) -> tuple[int, ...]:

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
 
-from lexshard.serve_app.commands.status import KEY_VARIABLE, add_server_address, opened, reason
+from lexshard.serve_app.commands.status import (
+    KEY_VARIABLE,
+    add_server_address,
+    opened,
+    own_words,
+    reason,
+)
 
 DATA, DONE = b"data: ", b"[DONE]"
 
@@ -50,10 +56,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _refusal(error: HTTPError) -> str:
-    try:
-        message = str(json.loads(error.read())["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"the server answers {error.code}"
+    message = own_words(error) or f"the server answers {error.code}"
     return f"{message} (set {KEY_VARIABLE})" if error.code == 401 else message
 
 

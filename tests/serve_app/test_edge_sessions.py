@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,12 @@ from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketT
 from starlette.websockets import WebSocketDisconnect
 
 from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
+from lexshard.actors.edge.ledger import VerifiedText
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import endpoint, wire
+from lexshard.serve_app.edge.endpoint import EdgeEndpoint
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
 from lexshard.serve_app.openai.parameters import completion_fields
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
@@ -59,6 +62,17 @@ def begin(device: WebSocketTestSession, message: Opening | Resuming) -> wire.Rep
     return wire.decode_reply(device.receive_bytes())
 
 
+@contextmanager
+def begun(
+    client: TestClient, message: Opening | None = None, **headers: str
+) -> Iterator[tuple[WebSocketTestSession, Opened]]:
+    """A device and its session, of which it wants no more in the end."""
+    with client.websocket_connect(wire.PATH, headers=headers) as device:
+        session = begin(device, message or opening())
+        assert isinstance(session, Opened), session
+        yield device, session
+
+
 def event_of(reply: wire.Reply) -> SequenceEvent:
     assert isinstance(reply, Told), reply
     return reply.event_of(Request("", 0, PROMPT, SamplingParameters()))
@@ -81,12 +95,10 @@ def come_back(
     return missed, reply
 
 
-def refused(
-    client: TestClient, content: bytes | Opening | Resuming, headers: dict[str, str] | None = None
-) -> int:
+def refused(client: TestClient, content: bytes | Opening | Resuming, **headers: str) -> int:
     """The status of what comes back, and then nothing."""
     raw = content if isinstance(content, bytes) else wire.encode_beginning(content)
-    with client.websocket_connect(wire.PATH, headers=headers or {}) as device:
+    with client.websocket_connect(wire.PATH, headers=headers) as device:
         device.send_bytes(raw)
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused), reply
@@ -99,8 +111,7 @@ def refused(
 def test_a_device_reads_what_it_must_know() -> None:
     with connected() as (client, engine):
         told = client.get(wire.PATH).json()
-        assert told["vocabulary"] == HASH
-        assert told["models"] == ["mock"]
+        assert (told["vocabulary"], told["models"]) == (HASH, ["mock"])
         assert told["engine"]["vocabulary_size"] == VOCABULARY
         engine.health_reason = "starting"
         assert client.get(wire.PATH).status_code == 503
@@ -110,21 +121,15 @@ def test_a_device_reads_what_it_must_know() -> None:
 
 def test_a_session_is_one_sequence_that_waits_for_guesses() -> None:
     with connected() as (client, engine):
-        with client.websocket_connect(wire.PATH) as device:
-            assert isinstance(begin(device, opening()), Opened)
+        with begun(client) as (device, _):
             assert told_by(device).token_ids == ids("a")
             [request] = engine.requests
-            assert request.prompt_ids == PROMPT
-            assert request.drafting.drafter == "client"
-            assert request.parameters.seed == 3
+            asked = request.prompt_ids, request.drafting.drafter, request.parameters.seed
+            assert asked == (PROMPT, "client", 3)
             device.send_bytes(CODEC.encode(GuessBatch(1, 5, (98, 99))))
             device.send_bytes(CODEC.encode(GuessBatch(2, 7, (100,), alone=4)))
-            device.close()
-        assert [(each.number, each.token_ids) for each in engine.drafts] == [
-            (1, (98, 99)),
-            (2, (100,)),
-        ]
-        assert engine.drafts[1].alone == 4
+        told = [(each.number, each.token_ids, each.alone) for each in engine.drafts]
+        assert told == [(1, (98, 99), 0), (2, (100,), 4)]
         assert engine.running == 0
         assert client.get("/status").json()["queue"]["sequences"] == 0
 
@@ -152,10 +157,8 @@ def test_parameters_are_those_of_a_completion() -> None:
         draft=True,
     )
     with connected() as (client, engine):
-        with client.websocket_connect(wire.PATH) as device:
-            reply = begin(device, opening(asked=wanted, bad_words=wanted.bad_words, choice=5))
-            assert isinstance(reply, Opened)
-            device.close()
+        with begun(client, opening(asked=wanted, bad_words=wanted.bad_words, choice=5)):
+            pass
         assert engine.requests[0].parameters == wanted
         assert engine.requests[0].choice == 5
         for field, value in (("temperature", -1.0), ("max_tokens", 10**9), ("logprobs", 99)):
@@ -174,7 +177,7 @@ def test_what_begins_no_session_is_refused() -> None:
             CODEC.encode(GuessBatch(1, 4, ())),
             opening(version=9),
             opening(vocabulary="another"),
-            opening(parameters=b"[1]"),
+            opening(parameters=[1]),
             opening(parameters=b"{"),
             opening(prompt=b""),
             opening(prompt=wire.pack_ids((VOCABULARY,), CODEC.token_bits)),
@@ -194,28 +197,43 @@ def test_keys_are_asked_for_as_by_http() -> None:
         with pytest.raises(WebSocketDenialResponse) as denied:
             client.websocket_connect(wire.PATH).__enter__()
         assert denied.value.status_code == 401
-        mine, others = ({"authorization": f"Bearer {key}"} for key in ("secret", "other"))
-        with client.websocket_connect(wire.PATH, headers=mine) as device:
-            session = begin(device, opening())
-            assert isinstance(session, Opened)
+        with begun(client, authorization="Bearer secret") as (_, session):
             stolen = Resuming(session.session, len(PROMPT) + 1)
-            assert refused(client, stolen, headers=others) == 404
-            device.close()
+            assert refused(client, stolen, authorization="Bearer other") == 404
 
 
-def test_there_are_only_so_many_sessions() -> None:
-    with connected(edge_sessions=1) as (client, _), client.websocket_connect(wire.PATH) as device:
-        assert isinstance(begin(device, opening()), Opened)
-        assert refused(client, opening()) == 503
-        device.close()
+def test_there_are_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many begin at once."""
+
+    async def slowly(_: EdgeEndpoint) -> str:
+        await asyncio.sleep(0.1)
+        return HASH
+
+    monkeypatch.setattr(EdgeEndpoint, "_vocabulary", slowly)
+    with ExitStack() as stack:
+        client, _ = stack.enter_context(connected(edge_sessions=1))
+        devices = [stack.enter_context(client.websocket_connect(wire.PATH)) for _ in range(3)]
+        for device in devices:
+            device.send_bytes(wire.encode_beginning(opening()))
+        replies = [wire.decode_reply(device.receive_bytes()) for device in devices]
+        assert sorted(type(each).__name__ for each in replies) == ["Opened", "Refused", "Refused"]
+
+
+def test_a_session_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device may begin another one."""
+    monkeypatch.setattr(VerifiedText, "happened", None)
+    with connected() as (client, engine), begun(client) as (device, session):
+        with pytest.raises(WebSocketDisconnect) as closed:
+            device.receive_bytes()
+        assert closed.value.code == wire.BROKEN
+        assert refused(client, Resuming(session.session, len(PROMPT))) == 404
+        assert engine.running == 0
 
 
 def test_a_lost_device_goes_on_where_it_was_and_hears_what_it_missed() -> None:
     script = Script([ids("a"), ids("bc"), ids("d"), (EOS,)], seconds_per_step=0.05)
     with connected(script) as (client, engine):
-        with client.websocket_connect(wire.PATH) as device:
-            session = begin(device, opening())
-            assert isinstance(session, Opened)
+        with begun(client) as (device, session):
             device.close(1011)
         with client.websocket_connect(wire.PATH) as device:
             heard, _ = come_back(device, session, len(PROMPT))
@@ -234,9 +252,7 @@ def test_a_lost_device_goes_on_where_it_was_and_hears_what_it_missed() -> None:
 
 def test_a_device_that_comes_back_hears_which_of_its_batches_came() -> None:
     with connected() as (client, engine):
-        with client.websocket_connect(wire.PATH) as device:
-            session = begin(device, opening())
-            assert isinstance(session, Opened)
+        with begun(client) as (device, session):
             assert told_by(device).token_ids == ids("a")
             device.send_bytes(CODEC.encode(GuessBatch(1, 5, (98, 99))))
             device.send_bytes(CODEC.encode(GuessBatch(2, 7, (100,))))
@@ -246,15 +262,13 @@ def test_a_device_that_comes_back_hears_which_of_its_batches_came() -> None:
             assert missed == []
             assert opened == Opened(session.session, 2, (1, 2))
             device.send_bytes(CODEC.encode(GuessBatch(3, 8, (101,))))
-            device.close()
         assert [each.number for each in engine.drafts] == [1, 2, 3]
         assert engine.running == 0
 
 
 def test_one_that_does_not_come_back_is_forgotten() -> None:
     with connected(edge_resume_seconds=1) as (client, engine):
-        with client.websocket_connect(wire.PATH) as device:
-            assert isinstance(begin(device, opening()), Opened)
+        with begun(client) as (device, _):
             device.close(1011)
         wait(lambda: bool(engine.cancelled), 10, "the session to be forgotten")
         assert len(engine.cancelled) == 1
@@ -268,9 +282,8 @@ def test_one_that_says_nothing_is_sent_away_once_the_text_has_begun(
     monkeypatch.setattr(endpoint, "SILENT_SECONDS", 0.2)
     with (
         connected(Script([ids("a")], hangs=True, seconds_per_step=1.0)) as (client, engine),
-        client.websocket_connect(wire.PATH) as device,
+        begun(client) as (device, _),
     ):
-        assert isinstance(begin(device, opening()), Opened)
         assert told_by(device).token_ids == ids("a")
         assert wire.decode_reply(device.receive_bytes()) == Refused(408, "the device says nothing")
         wait(lambda: engine.running == 0, 10, "the session to be freed")
@@ -279,14 +292,9 @@ def test_one_that_says_nothing_is_sent_away_once_the_text_has_begun(
 def test_a_text_is_counted_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     """Its connection may wait long for the next one."""
     caplog.set_level("INFO", "lexshard.http")
-    with (
-        connected(Script([(*ids("a"), EOS)])) as (client, _),
-        client.websocket_connect(wire.PATH) as device,
-    ):
-        assert isinstance(begin(device, opening()), Opened)
+    with connected(Script([(*ids("a"), EOS)])) as (client, _), begun(client) as (device, _):
         assert told_by(device).finish_reason == "stop"
         wait(lambda: "status=200 prompt=4 completion=2" in caplog.text, 10, "the line of its log")
-        device.close()
 
 
 def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(
@@ -299,8 +307,7 @@ def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(
         in_time.append(answered.wait(10))
         return GuessBatch(1, 5, ())
 
-    with connected() as (client, engine), client.websocket_connect(wire.PATH) as device:
-        assert isinstance(begin(device, opening(mode="ksqs", size=4)), Opened)
+    with connected() as (client, engine), begun(client, opening(mode="ksqs")) as (device, _):
         told_by(device)
         monkeypatch.setattr(FrameCodec, "decode", slowly)
         device.send_bytes(b"\x00")
@@ -312,18 +319,10 @@ def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(
         assert len(engine.drafts) == 1
 
 
-def test_malformed_frames_are_told_from_good_ones() -> None:
-    """So that the next test tests something."""
-    good = CODEC.encode(GuessBatch(1, 5, (98, 99, 100)))
-    with connected() as (client, _):
-        assert _frame(client, good) == 0
-        assert _frame(client, good[:-1]) == 400
-
-
 @pytest.mark.parametrize("count", [500, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_malformed_frames_harm_no_other(count: int) -> None:
     """Cut, lengthened, altered, out of order, of other versions, of noise: each ends its session
-    with a 400 and no other, and nothing of it stays."""
+    with a 400, unlike a good one, and no other, and nothing of it stays."""
     chance = random.Random(7)
     good = CODEC.encode(GuessBatch(1, 5, (98, 99, 100)))
 
@@ -342,6 +341,7 @@ def test_malformed_frames_harm_no_other(count: int) -> None:
         return bytes([MARK]) + bytes(wire.MOST_FRAME_BYTES + chance.randrange(1, 9))
 
     with connected() as (client, engine):
+        assert (_frame(client, good), _frame(client, good[:-1])) == (0, 400)
         for _ in range(200):
             _frame(client, altered())
         before = psutil.Process().memory_info().rss
@@ -357,15 +357,13 @@ def test_malformed_frames_harm_no_other(count: int) -> None:
 
 def _frame(client: TestClient, content: bytes) -> int:
     """A session that sends ``content`` first: the status that it ends with, 0 if it goes on."""
-    with client.websocket_connect(wire.PATH) as device:
-        assert isinstance(begin(device, opening()), Opened)
+    with begun(client) as (device, _):
         device.receive_bytes()
         device.send_bytes(content)
         device.send_bytes(b"\xff\xff")  # is no frame and begins nothing: ends it in any case
         reply = wire.decode_reply(device.receive_bytes())
         assert isinstance(reply, Refused)
         last = "a bad frame: no session begins" in reply.message
-        device.close()
     return 0 if last else reply.status
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosedError
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+from websockets.http11 import Response
 
 from lexshard.actors.edge.frames import FrameCodec, GuessBatch
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
-from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.device import EdgeText
+from lexshard.serve_app.edge import device, wire
+from lexshard.serve_app.edge.device import PATIENCE_SECONDS, EdgeText
 from lexshard.serve_app.edge.link import CloudError, CloudLink
 from lexshard.serve_app.edge.wire import Opened, Refused, Resuming, Told
+from tests.support.http_stand_in import StandInHandler, serving
 
 CODEC = FrameCodec("same-token", 600)
-SILENT, LOST = None, ConnectionClosedError(None, None)  # beside replies
+# Beside replies, and seconds that pass until the next step.
+SILENT, LOST = None, ConnectionClosedError(None, None)
+LAST = Told({"token_ids": (3,), "finish_reason": "stop"})
+LONG = PATIENCE_SECONDS + 1
+FIRST, AGAIN = [Opened("s"), LOST], [20.0, Opened("s"), LOST]
 
 
 class CountingDrafter:
@@ -46,6 +52,7 @@ class ScriptedLink:
         self.pace.connected(10.0)
         self.pace.drew(1e6)  # alone the server would take for ever: it is guessed for
         self.sent: list[bytes] = []
+        self.now = 0.0
         self._scripts = iter(scripts)
 
     def count(self, **amounts: Any) -> None: ...
@@ -60,42 +67,67 @@ class ScriptedLink:
 
     async def recv(self, decode: bool) -> bytes:
         step = next(self._steps)
+        if isinstance(step, float):
+            self.now += step
+            return await self.recv(decode)
         if step is SILENT:
             await asyncio.sleep(60)
-        if step is LOST:
-            raise LOST
+        if isinstance(step, Exception):
+            raise step
         return wire.encode_reply(step)
 
+    def said(self) -> list[SequenceEvent]:
+        """What is told of one text over these connections."""
+        ends: Any = self, CountingDrafter()
+        events: list[SequenceEvent] = []
+        request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
+        text = EdgeText(request, *ends, asyncio.to_thread, events.append)
+        asyncio.run(asyncio.wait_for(text.run(), 30))
+        return events
 
-def test_what_speaks_no_http_is_asked_again() -> None:
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (b"SSH-2.0\r\n", "does not answer as lexshard does"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 99\r\n\r\n{", "answers 503: Busy"),
+    ],
+)
+def test_what_answers_by_halves_is_asked_again(reply: bytes, why: str) -> None:
     """As a server that is killed while it answers: the device goes on to look for one."""
-    pace = DraftPace(longest=4, thrift=0.1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        link = CloudLink(f"http://127.0.0.1:{listener.getsockname()[1]}", None, "", pace)
 
-        def answer() -> None:
-            with listener.accept()[0] as connection:
-                connection.recv(1_000)
-                connection.sendall(b"SSH-2.0\r\n")
+    class Half(StandInHandler):
+        def answer(self) -> None:
+            self.wfile.write(reply)
+            self.close_connection = True
 
-        answering = threading.Thread(target=answer)
-        answering.start()
-        with pytest.raises(CloudError, match="does not answer as lexshard does") as raised:
-            link.ask()
-        answering.join()
+    with serving(Half) as url, pytest.raises(CloudError, match=why) as raised:
+        CloudLink(url, None, "", DraftPace(longest=4, thrift=0.1)).ask()
     assert not raised.value.final
 
 
-def test_a_connection_that_was_idle_for_too_long_fails_no_text() -> None:
-    """The server closes it while the device begins over it."""
-    last = Told({"token_ids": (3,), "finish_reason": "stop"})
-    link = ScriptedLink([Refused(408, "the device says nothing")], [Opened("s"), last])
-    ends: Any = link, CountingDrafter()
-    events: list[SequenceEvent] = []
-    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
-    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
-    asyncio.run(asyncio.wait_for(text.run(), 30))
-    assert [(event.token_ids, event.error) for event in events] == [((3,), None)]
+@pytest.mark.parametrize(
+    ("scripts", "reason", "error"),
+    [
+        # An idle connection, which the server closes while the device begins over it.
+        ([[Refused(408, "the device says nothing")], [Opened("s"), LAST]], "stop", ""),
+        # One that came back and worked, while the text waited in the engine, is waited for anew.
+        ([FIRST, [20.0, Opened("s"), LONG, LOST], AGAIN, [LAST, Opened("s")]], "stop", ""),
+        # A server that only answers is away.
+        ([FIRST, AGAIN, AGAIN], "abort", "the server is away"),
+        # No fault of who asked the device, which asks the server whether it ever will do.
+        ([[InvalidStatus(Response(401, "", Headers()))]], "abort", "the server refuses the link"),
+    ],
+)
+def test_a_text_outlives_its_link_but_not_its_server(
+    monkeypatch: pytest.MonkeyPatch, scripts: list[list[Any]], reason: str, error: str
+) -> None:
+    link = ScriptedLink(*scripts)
+    monkeypatch.setattr(device, "time", SimpleNamespace(monotonic=lambda: link.now))
+    [end] = link.said()
+    assert (end.finish_reason, end.refused) == (reason, False)
+    assert (end.error or "").startswith(error)
+    assert end.token_ids == (() if error else (3,))
 
 
 @pytest.mark.parametrize("agrees", [False, True])
@@ -104,16 +136,11 @@ def test_no_guess_at_a_text_that_was_otherwise_is_sent_after_coming_back(agrees:
     and the answer with it. Where that tells of another text, they never are: the next guesses
     stand behind what is said now."""
     missed = (6, 7, 8, 9, 10) if agrees else (6, 400)
-    last = Told({"token_ids": (3,), "finish_reason": "stop"})
     link = ScriptedLink(
         [Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT, LOST],
-        [Told({"token_ids": missed, "answers": 1}), Opened("s", 1), SILENT, SILENT, last],
+        [Told({"token_ids": missed, "answers": 1}), Opened("s", 1), SILENT, SILENT, LAST],
     )
-    ends: Any = link, CountingDrafter()
-    events: list[SequenceEvent] = []
-    request = Request("", 0, tuple(range(5)), SamplingParameters(max_tokens=50))
-    text = EdgeText(request, *ends, asyncio.to_thread, events.append)
-    asyncio.run(asyncio.wait_for(text.run(), 30))
+    events = link.said()
     _, first, beginning, second = link.sent
     assert CODEC.decode(first).token_ids == (6, 7, 8, 9)
     assert wire.decode_beginning(beginning, 1000) == Resuming("s", 6)

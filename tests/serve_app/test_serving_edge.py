@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,8 +64,8 @@ async def own_texts(server: Server, asked: Sequence[Request]) -> list[tuple[int,
         turns = asyncio.Semaphore(32)
 
         async def one(request: Request) -> tuple[int, ...]:
-            asked = json.loads(completion_fields(request.parameters))
-            body = {**asked, "prompt": request.prompt_ids, "return_token_ids": True}
+            body = completion_fields(request.parameters)
+            body |= {"prompt": request.prompt_ids, "return_token_ids": True}
             async with turns:
                 reply = await client.post("/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
@@ -93,15 +94,24 @@ def is_at_rest(server: Server) -> bool:
     return not any(server.metric(f"lexshard_{name}") for name in counted)
 
 
-def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
-    """Drafts that are waited for, drafts ahead, and a target that goes on alone."""
+@pytest.mark.parametrize(
+    ("count", "thrifts"),
+    [(24, (0.0, 0.5, 1.0)), pytest.param(200, (0.5,), marks=pytest.mark.slow)],
+)
+def test_the_text_is_the_server_s_own_at_any_pace(
+    server: Server, count: int, thrifts: tuple[float, ...]
+) -> None:
+    """Drafts that are waited for, drafts ahead, and a target that goes on alone; plain requests
+    beside them."""
 
     async def run() -> None:
-        asked = requests(24)
+        asked = requests(count)
         expected = await own_texts(server, asked)
-        for thrift in (0.0, 0.5, 1.0):
+        for thrift in thrifts:
             async with device(server.url, EdgeSettings(thrift=thrift)) as client:
+                plain = asyncio.ensure_future(own_texts(server, asked[: count // 5]))
                 assert await texts_of(client, asked) == expected
+                assert await plain == expected[: count // 5]
                 if thrift == 1.0:  # how many are drafted depends on how busy the machine is
                     assert share_that_stood(client) > 0.5
 
@@ -111,11 +121,7 @@ def test_the_text_is_the_server_s_own_at_any_pace(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("count", "lost"),
-    [
-        (12, 0.2),
-        pytest.param(200, 0.2, marks=pytest.mark.slow),
-        pytest.param(200, 0.05, marks=pytest.mark.slow),
-    ],
+    [(12, 0.2), *(pytest.param(200, lost, marks=pytest.mark.slow) for lost in (0.2, 0.05))],
 )
 def test_lost_connections_change_no_token(server: Server, count: int, lost: float) -> None:
     """Of all links so many are cut whenever as many answers have come as there are texts, in the
@@ -137,20 +143,6 @@ def test_lost_connections_change_no_token(server: Server, count: int, lost: floa
                         cut_at = client.statistics.edge_answers + count
                 assert await saying == expected
                 assert client.statistics.edge_lost_links > 0
-
-    asyncio.run(run())
-    wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
-
-
-@pytest.mark.slow
-def test_200_devices_beside_plain_requests(server: Server) -> None:
-    async def run() -> None:
-        asked = requests(200, tokens=24)
-        expected = await own_texts(server, asked)
-        async with device(server.url, EdgeSettings(thrift=0.5)) as client:
-            plain = asyncio.ensure_future(own_texts(server, asked[:40]))
-            assert await texts_of(client, asked) == expected
-            assert await plain == expected[:40]
 
     asyncio.run(run())
     wait(lambda: is_at_rest(server), 15, "the sessions to be freed")
@@ -289,9 +281,7 @@ def comparable(text: str) -> list[Any]:
 def test_a_device_that_the_server_cannot_use_is_told_why(server: Server, tmp_path: Path) -> None:
     """A draft model with another tokenizer, and a server that is away."""
     other = tmp_path / "draft"
-    other.mkdir()
-    for file in DEMO_DRAFT.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(DEMO_DRAFT, other)
     told = json.loads((other / "tokenizer.json").read_text())
     vocabulary = told["model"]["vocab"]
     first, second = list(vocabulary)[300:302]

@@ -83,11 +83,3 @@ def test_tokens_that_never_were_leave_no_trace() -> None:
     other.heard(4)
     assert one.value == other.value == pytest.approx(0.2 - 0.5 * (0.5 - 3 * 0.1))
     assert one.average == other.average == pytest.approx(0.5 / 3)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "eta", "first"), [(0, 1, 0), (1, 1, 0), (0.5, 0, 0), (0.5, 1, 2)]
-)
-def test_settings_that_bound_nothing_are_refused(alpha: float, eta: float, first: float) -> None:
-    with pytest.raises(ValueError, match="must be between"):
-        ConformalThreshold(alpha, eta, first)
