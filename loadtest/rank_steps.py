@@ -4,7 +4,8 @@
 
 Ranks are processes of this machine. With ``--random`` the model has random weights and 18 layers of
 width 640 (`loadtest.bench.synthetic.random_model`). The fastest turn is what the machine can do;
-the median tells what else it does.
+the median tells what else it does. Memory is told when every block of the cache has been written
+to; with ``--turns 0`` nothing else is, and a first run has compared what a second one remembers.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ SECONDS = 60.0  # that a rank may keep another waiting
 MEBI = 2**20
 
 
-def step(rows: int, vocabulary: int) -> Batch:
+def step(rows: int, vocabulary: int, position: int = CONTEXT) -> Batch:
     """A token each of so many sequences."""
     tables = np.arange(rows * BLOCKS, dtype=np.int32).reshape(rows, BLOCKS)
     every = np.arange(rows, dtype=np.int32)
     return Batch(
         token_ids=(7919 * every % vocabulary).astype(np.int32),
-        positions=np.full(rows, CONTEXT, np.int32),
-        slots=tables[:, -1].astype(np.int64) * BLOCK_SIZE,
+        positions=np.full(rows, position, np.int32),
+        slots=tables[:, position // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE,
         row_sequence=every,
         block_tables=tables,
         output_rows=every,
@@ -56,11 +57,13 @@ def told_memory(process_id: int) -> str:
 
 
 def loaded(model: Path, ranks: int) -> tuple[LoadedModel, ParallelBody]:
-    """The model, and its body with room for the largest step."""
+    """The model, and its body with room for the largest step, all of it written to."""
     found = load_parallel(model, ParallelOptions(ranks), partial(RankProcesses, seconds=SECONDS))
     body = found.body
     assert isinstance(body, ParallelBody)
     body.allocate_cache(max(ROWS) * BLOCKS)
+    for position in range(0, CONTEXT + 1, BLOCK_SIZE):
+        body.forward(step(max(ROWS), body.vocabulary_size, position))
     return found, body
 
 
@@ -72,10 +75,12 @@ def measure(model: Path, numbers: list[int], turns: int) -> None:
             print(f"{ranks} ranks: {told_memory(os.getpid())} (rank 0, with all before it)")
             for role in bodies[ranks].roles():
                 print(f"  {role.detail}: {told_memory(role.place.process_id)}")
+            cache = max(ROWS) * BLOCKS * bodies[ranks].kv_bytes_per_block() / ranks
+            print(f"  {cache / MEBI:,.0f} MiB of keys and values in each, where heads divide")
             layers, width = found.body.num_layers, found.body.hidden_size
             sent = (2 * layers + 1) * 4 * width * (ranks.bit_length() - 1)
             print(f"  {sent:,} bytes sent by each rank per token")
-        for rows in ROWS:
+        for rows in ROWS if turns else ():
             taken: dict[int, list[float]] = {ranks: [] for ranks in numbers}
             for turn in range(turns + 1):
                 for ranks, body in bodies.items():

@@ -100,6 +100,8 @@ class Engine:
         of_gpu = configuration.no_compile or configuration.attention != "auto"
         if of_gpu and choose_device(configuration.device).type == "cpu":
             tell("no GPU: --no-compile and --attention have no effect")
+        if configuration.samplers and choose_device(configuration.device).type != "cpu":
+            tell("--samplers halve every step, and each half reads all weights: not for a GPU")
         self._timings = RememberedTimings(configuration)
         threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,7 +73,8 @@ def configuration_of(**changes: Any) -> EngineConfiguration:
 
 @contextmanager
 def reserved_engine(**changes: Any) -> Iterator[Engine]:
-    """An engine in this process, its shards and samplers where a reservation says."""
+    """An engine in this process, its shards, samplers and ranks where a reservation says."""
+    from lexshard.cluster.ranks.actors import RayRanks
     from lexshard.cluster.roles.actor import own_node
     from lexshard.cluster.samplers.start import SamplerStarter
     from lexshard.cluster.shards.gang import RayShards
@@ -87,6 +90,7 @@ def reserved_engine(**changes: Any) -> Iterator[Engine]:
             configuration,
             SamplerStarter(reservation),
             shard_starter=RayShards(configuration, reservation),
+            start_ranks=RayRanks(float(configuration.shard_seconds), reservation),
         )
         try:
             yield engine
@@ -118,6 +122,43 @@ def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
             assert len({own_node(), *shards, *samplers}) == NODES
             found = run_and_close(engine, requests)
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(requests: list[Request]) -> list[tuple[int, ...]]:
+    """Whose bits those of any number of ranks are, and not those of a body without."""
+    completions = run_and_close(Engine(configuration_of(tensor_parallel=1)), requests)
+    return [each.token_ids for each in completions]
+
+
+def test_ranks_on_other_nodes_say_what_one_rank_says(
+    of_one_rank: list[tuple[int, ...]], requests: list[Request]
+) -> None:
+    """They add up over sockets: two on one node, one on another, and the engine's."""
+    with raylets(1, 2, 1):
+        from lexshard.cluster.roles.actor import own_node
+
+        with reserved_engine(tensor_parallel=4) as engine:
+            assert len({own_node(), *_nodes_of(engine, "body")}) == NODES
+            found = run_and_close(engine, requests)
+    assert [each.token_ids for each in found] == of_one_rank
+
+
+def test_the_rank_of_a_lost_node_is_replaced_on_another_in_the_midst_of_a_step(
+    of_one_rank: list[tuple[int, ...]], requests: list[Request]
+) -> None:
+    with raylets(1, 1, 1) as cluster, reserved_engine(tensor_parallel=2) as engine:
+        [before] = [role.place for role in engine.roles() if role.place.node]
+        lost = next(node for node in cluster.worker_nodes if node.node_id == before.node)
+
+        def lose() -> None:
+            lost.kill_raylet()
+            os.kill(before.process_id, signal.SIGKILL)  # which would live on for a while
+
+        tokens, seconds = _tokens_through_a_loss(engine, requests, lose)
+        print(f"{seconds:.1f} s for the lost node of a rank")
+        assert before.node not in _nodes_of(engine, "body")
+    assert tokens == of_one_rank
 
 
 @pytest.mark.parametrize("spares", [0, 1])

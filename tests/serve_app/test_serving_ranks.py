@@ -14,14 +14,12 @@ import httpx
 import pytest
 
 from tests.support.backends import PROCESS_AND_RAY, Backend
+from tests.support.rank_digests import seconds_to_be_back
 from tests.support.real_server import Server, running_server
 
 pytestmark = pytest.mark.slow
 
 STREAMS = 24
-# About five on a machine of its own; where others take its cores a process starts slowly.
-BACK_SECONDS = 60.0
-
 
 # A stream's text, and what it says of each token.
 Told = tuple[str, list[object]]
@@ -85,6 +83,6 @@ def test_a_lost_rank_makes_streams_wait_and_changes_no_text(
             found, longest = texts(server, lose)
             print(f"{backend}, {number.name}: {longest:.1f} s at the most between two tokens")
             assert found == expected
-            assert longest < BACK_SECONDS
+            assert longest < seconds_to_be_back()
             assert rank(server) != lost
         assert server.metric("lexshard_engine_restarts_total") == 0

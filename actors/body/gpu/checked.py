@@ -13,6 +13,7 @@ from lexshard.actors.body.gpu.capture import CudaCapture
 from lexshard.actors.body.gpu.flash_attention import FlashInferAttention
 from lexshard.actors.body.gpu.graphed_body import FIXED_ROWS, GraphedBody
 from lexshard.actors.body.self_test import Expected, check_body
+from lexshard.kernels.attention import BLOCK_SIZE
 
 
 def attend_checked(
@@ -23,8 +24,9 @@ def attend_checked(
     if find_spec(name) is None:
         return
     try:
+        longest = -(-body.max_positions // BLOCK_SIZE)
         flash = FlashInferAttention(
-            import_module(name), body.attention_shape, body.settings, body.device
+            import_module(name), body.attention_shape, body.settings, body.device, longest
         )
         difference = flash.largest_difference()
         if not difference <= tolerance:  # NaN must fail

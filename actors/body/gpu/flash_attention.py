@@ -21,8 +21,9 @@ from lexshard.actors.body.batch import Batch
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
 
 WORKSPACE_BYTES = 384 << 20  # partial sums of split contexts, one step at a time
-# Of a plan: what the library itself takes, and what plans of at most 512 rows leave room in.
+# Of a plan: what the library itself takes, and what plans of the rows of a graph leave room in.
 PLAN_BYTES, GRAPH_PLAN_BYTES = 8 << 20, 1 << 20
+MOST_ROWS = 512  # of a graph
 TYPES = (torch.bfloat16, torch.float16)
 
 Int32s = npt.NDArray[np.int32]
@@ -151,7 +152,8 @@ class PlannedSteps:
 
 
 class FlashInferAttention:
-    """The ``library`` with memory for the steps of one model, of which one is computed at a time.
+    """The ``library`` with memory for the steps of one model, of which one is computed at a time;
+    no sequence has more than ``longest`` blocks.
 
     Raises ValueError for numbers that its kernels do not take.
     """
@@ -162,6 +164,7 @@ class FlashInferAttention:
         shape: AttentionShape,
         settings: Sequence[AttentionSettings],
         device: torch.device,
+        longest: int,
     ) -> None:
         if device.type == "cuda" and shape.dtype not in TYPES:
             raise ValueError(f"it does not compute in {str(shape.dtype).removeprefix('torch.')}")
@@ -172,29 +175,26 @@ class FlashInferAttention:
         self._workspace = self._memory(WORKSPACE_BYTES)
         # Plans of one step lie beside each other; those of the next overwrite them in their turn.
         self._plans = {each: self._memory(GRAPH_PLAN_BYTES) for each in self._settings}
+        self._longest = longest
+        self._pages = self._numbers(_pages_of(MOST_ROWS, MOST_ROWS, longest))
         self.of_any_shape = PlannedSteps(
             shape,
             {each: self._wrapper(self._memory(PLAN_BYTES)) for each in self._settings},
             device,
         )
 
-    def of_shape(self, rows: int, sequences: int, width: int) -> PlannedSteps:
-        """For graphs of ``rows`` rows of up to ``sequences`` sequences with ``width`` blocks each,
-        and of padding."""
+    def of_shape(self, rows: int, sequences: int) -> PlannedSteps:
+        """For graphs of ``rows`` rows of up to ``sequences`` sequences, and of padding."""
         requests = sequences + 1
-        pages = sequences * width + requests + -(-rows // BLOCK_SIZE)
-
-        def numbers(length: int) -> torch.Tensor:
-            return torch.zeros(length, dtype=torch.int32, device=self._device)
-
+        pages = self._pages[: _pages_of(rows, sequences, self._longest)]
         wrappers = {
             each: self._wrapper(
                 self._plans[each],
                 use_cuda_graph=True,
-                qo_indptr_buf=numbers(requests + 1),
-                paged_kv_indptr_buf=numbers(requests + 1),
-                paged_kv_indices_buf=numbers(pages),
-                paged_kv_last_page_len_buf=numbers(requests),
+                qo_indptr_buf=self._numbers(requests + 1),
+                paged_kv_indptr_buf=self._numbers(requests + 1),
+                paged_kv_indices_buf=pages,
+                paged_kv_last_page_len_buf=self._numbers(requests),
             )
             for each in self._settings
         }
@@ -260,3 +260,11 @@ class FlashInferAttention:
 
     def _memory(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self._device)
+
+    def _numbers(self, length: int) -> torch.Tensor:
+        return torch.zeros(length, dtype=torch.int32, device=self._device)
+
+
+def _pages_of(rows: int, sequences: int, longest: int) -> int:
+    """Blocks that a step of ``rows`` rows names at most, those of its padding included."""
+    return sequences * longest + sequences + 1 + -(-rows // BLOCK_SIZE)

@@ -2,8 +2,8 @@
 
 An 8B model launches some 1,500 kernels a step, which a host takes longer to launch than a GPU to
 run. A graph is launched once. Its shapes are fixed, so a step is padded to the next bucket of rows
-and of blocks per sequence; padding goes to a block of the cache that no sequence has. A step is one
-copy, one launch and one copy of its result; nothing waits.
+and, unless attention is planned, of blocks per sequence; padding goes to a block of the cache that
+no sequence has. A step is one copy, one launch and one copy of its result; nothing waits.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class GraphedBody:
             counts = range(fewest, min(rows, sequences) + 1)
             for count in sorted({_sequences(count, rows) for count in counts}):
                 width = SMALLEST_WIDTH
-                while width <= _width(blocks):
+                while width <= self._width(blocks):
                     self._graph((rows, count, width))
                     width *= 2
             fewest = rows + 1
@@ -131,7 +131,7 @@ class GraphedBody:
         graph = None
         if rows is not None:
             sequences, width = batch.block_tables.shape
-            graph = self._graph((rows, _sequences(sequences, rows), _width(width)))
+            graph = self._graph((rows, _sequences(sequences, rows), self._width(width)))
         if graph is None:
             return self._body.forward(batch)
         graph.inputs.fill(batch, self._scratch_block)
@@ -166,10 +166,15 @@ class GraphedBody:
         inputs.fill(_nothing(width), self._scratch_block)
         planned = None
         if self._body.flash is not None:
-            planned = self._body.flash.of_shape(rows, sequences, width)
+            planned = self._body.flash.of_shape(rows, sequences)
             planned.plan(_nothing(width), self._scratch_block)
         hidden, replay = capture(lambda: self._body.compute(inputs.tensors, planned))
         return StepGraph(inputs, planned, hidden, replay)
+
+    def _width(self, blocks: int) -> int:
+        """The bucket of block tables: a power of two, or the only one where nothing reads them."""
+        planned = self._body.flash is not None
+        return SMALLEST_WIDTH if planned else max(SMALLEST_WIDTH, 1 << (blocks - 1).bit_length())
 
     def _refuse(self, shape: Shape, error: RuntimeError) -> None:
         """Goes on without a graph: of this shape where others have been recorded or memory has run
@@ -187,11 +192,6 @@ class GraphedBody:
 def _sequences(count: int, rows: int) -> int:
     """The bucket of sequences: few of them where rows are those of prompts."""
     return next((each for each in SEQUENCES if count <= each <= rows), rows)
-
-
-def _width(blocks: int) -> int:
-    """The bucket of block tables: a power of two."""
-    return max(SMALLEST_WIDTH, 1 << (blocks - 1).bit_length())
 
 
 def _nothing(width: int) -> Batch:

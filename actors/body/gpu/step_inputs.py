@@ -47,7 +47,8 @@ class StaticInputs:
 
     Steps with fewer are padded: rows of token 0 at position 0 of one more sequence, whose only
     block is the scratch block. They write the same key and value to the same slot, each attends
-    itself alone, and what becomes of them is not read.
+    itself alone, and what becomes of them is not read. Of tables that are wider, which planned
+    attention does not read, the beginning is sent.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class StaticInputs:
     def fill(self, batch: Batch, scratch_block: int) -> None:
         """Puts ``batch`` there, in the order of the current stream."""
         own = self.tensors
-        count, width = len(batch.token_ids), batch.block_tables.shape[1]
+        count, width = len(batch.token_ids), min(batch.block_tables.shape[1], self._width)
         # The allocator of pinned memory keeps it until the copy is done.
         host = torch.empty(len(self._words), dtype=torch.int32, pin_memory=self._words.is_cuda)
         *rows, tables = (part.numpy() for part in host.split(self._lengths))
@@ -84,7 +85,7 @@ class StaticInputs:
         _put(output_rows, batch.output_rows, 0)
         table = tables.reshape(sequences, self._width)
         used = len(batch.block_tables)
-        table[:used, :width] = batch.block_tables
+        table[:used, :width] = batch.block_tables[:, :width]
         table[:used, width:] = 0
         table[used:] = 0
         if count < self._rows:

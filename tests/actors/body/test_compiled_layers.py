@@ -5,7 +5,10 @@ On a GPU their machine code is torch's own; here they are traced as there, and c
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from lexshard.actors.body.gpu.compiled_layers import KEYS
 from lexshard.actors.body.gpu.graphed_body import GraphedBody
 from lexshard.actors.body.self_test import pack_batch, plain_forward, run_mixed
 from lexshard.kernels.attention import allocate_cache
+from tests.support.paths import ROOT
 from tests.support.quick import quick
 from tests.support.recorded_steps import TABLES, TOKENS, largest_difference
 from tests.support.tiny_models import save_tiny
@@ -159,3 +163,15 @@ def test_a_new_cache_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     with patch("lexshard.actors.body.general.allocate_cache", counting):
         body.allocate_cache(8)
     assert allocated == [0] * body.num_layers
+
+
+def test_a_layer_is_at_most_twelve_launches() -> None:
+    """Llama 3.1 8B's shape, one sequence and 64: four products, attention, the joining of its
+    splits, the cache write, two norms, the gate, the rotations and a sum."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.layer_launches"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counted = dict(re.findall(r"(\d+) rows: (\d+)", done.stdout))
+    assert counted.keys() == {"1", "64"}
+    assert all(int(count) <= 12 for count in counted.values()), done.stdout

@@ -83,6 +83,27 @@ def test_steps_in_graphs_are_planned_and_attended_by_it(
 
 
 @pytest.mark.usefixtures("installed")
+def test_steps_of_any_context_are_one_shape(made: tuple[GeneralBody, Expected]) -> None:
+    """Which says where keys lie without the tables: no graph is made for longer ones."""
+    body, expected = made
+    body.max_positions = 2048
+    checked.attend_checked(body, expected, TOLERANCE)
+    graphed = GraphedBody(body, RecordingCapture)
+    graphed.allocate_cache(128)
+    assert body._caches is not None
+    for cache in (each for pair in body._caches for each in pair):
+        cache.normal_()
+    graphed.record(1, 128)
+    one = np.zeros(1, np.int32)
+    for position in (3, 1500):
+        table = np.arange(position // 16 + 1, dtype=np.int32)[None, ::-1].copy()
+        slots = np.array([position % 16], np.int64)
+        batch = Batch(one + 7, one + position, slots, one, table, one)
+        assert torch.allclose(graphed.forward(batch), body.forward(batch), atol=TOLERANCE)
+    assert len(graphed._graphs) == 1
+
+
+@pytest.mark.usefixtures("installed")
 def test_steps_without_graphs_are_too(
     made: tuple[GeneralBody, Expected], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,16 +73,20 @@ def test_ranks_hold_their_part_and_nothing_more() -> None:
     plan = load(DEMO, "bfloat16", device="cpu")
     assert plan.body.kv_bytes_per_block() == own.kv_bytes_per_block
     folder = StoredSlices(DEMO, torch.bfloat16)
-    shape, parts = own.share.whole, {}
-    for ranks in (1, 2, 4):
-        share = RankShare(ranks - 1, ranks, shape, own.share.vocabulary_size)
-        parts[ranks] = BodyRank(_plan(), share, folder)
+    shape = own.share.whole
+    own.allocate(BLOCKS)
+    assert own._caches is not None
     shared = sum(each.nbytes for each in (own._weights.cosine, own._weights.sine))
-    whole = own.weight_bytes - shared
-    assert parts[2].weight_bytes - shared < 0.505 * whole
-    assert parts[4].weight_bytes - shared < 0.29 * whole
-    assert parts[2].kv_bytes_per_block * 2 == own.kv_bytes_per_block
-    assert parts[4].kv_bytes_per_block * 2 == own.kv_bytes_per_block
+    whole, cache = own.weight_bytes - shared, sum(each.nbytes for each in own._caches)
+    for ranks, weights in ((2, 0.505), (4, 0.29)):
+        for rank in range(ranks):
+            share = RankShare(rank, ranks, shape, own.share.vocabulary_size)
+            part = BodyRank(_plan(), share, folder)
+            part.allocate(BLOCKS)
+            assert part._caches is not None
+            assert part.weight_bytes - shared < weights * whole
+            assert sum(each.nbytes for each in part._caches) * 2 == cache
+            assert part.kv_bytes_per_block * 2 == own.kv_bytes_per_block
 
 
 def _plan() -> Any:

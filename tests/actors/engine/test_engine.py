@@ -342,9 +342,20 @@ def test_threads_change_no_token(engine: Engine, prompt_ids: PromptIds) -> None:
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("setting", [{"no_compile": True}, {"attention": "triton"}])
-def test_what_is_for_a_gpu_is_told_to_do_nothing_on_a_cpu(setting: Any) -> None:
+@pytest.mark.parametrize(
+    ("device", "setting", "expected"),
+    [
+        ("cpu", {"no_compile": True}, "no GPU: --no-compile and --attention have no effect"),
+        ("cpu", {"attention": "triton"}, "no GPU: --no-compile and --attention have no effect"),
+        ("cpu", {"samplers": 2}, "loading the weights"),
+        ("cuda", {"samplers": 2}, "--samplers halve every step, and each half reads all weights"),
+    ],
+)
+def test_what_is_not_for_a_device_is_told_before_weights_are_read(
+    device: str, setting: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
-    with pytest.raises(Exception, match="absent"):
-        Engine(EngineConfiguration("absent", device="cpu", threads=1, **setting), tell=told.append)
-    assert told[0] == "no GPU: --no-compile and --attention have no effect"
+    monkeypatch.setattr("lexshard.actors.engine.engine.choose_device", torch.device)
+    with pytest.raises(Exception, match=r"absent|no CUDA device"):
+        Engine(EngineConfiguration("absent", device=device, threads=1, **setting), tell=told.append)
+    assert told[0].startswith(expected)
