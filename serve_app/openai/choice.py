@@ -188,7 +188,10 @@ class Choice:
                 offsets.append(len(self.echo_text) + detokenizer.decoded_length)
             if i < shown:
                 self._reader.token()
-                if detokenizer.push(token_id):
+                stopped = detokenizer.push(token_id)
+                if self.parser is not None:
+                    self.parser.token(token_id, detokenizer.decoded_length)
+                if stopped:
                     return i + 1, detokenizer.stop_string
                 if self.parser is not None:
                     self._reader.read(detokenizer.take())

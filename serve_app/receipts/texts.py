@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lexshard.actors.receipts.document import Receipt
@@ -30,8 +30,8 @@ def is_text_of(
     of a stream, where it need not be the ``whole``. What the receipt does not say of its texts may
     be either: whether special tokens are shown, and the token of the end."""
     is_end = False
-    for text in _texts(receipt, tokenizer):
-        if told in _readings(text, tokenizer):
+    for text, lengths in _texts(receipt, tokenizer):
+        if told in _readings(text, zip(receipt.output_ids, lengths, strict=False), tokenizer):
             return True
         before = told[0][: len(told[0]) - len(text)]
         if told == (before + text, "") and _is_prompt(before, receipt.prompt_ids, tokenizer):
@@ -40,7 +40,8 @@ def is_text_of(
     return None if is_end else False
 
 
-def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[str]:
+def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[tuple[str, list[int]]]:
+    """Also how long each is with every token."""
     rule, ids = receipt.stop, receipt.output_ids
     by_token = receipt.finish_reason == "stop" and not isinstance(receipt.stop_reason, str)
     every, visible = tokenizer.token_bytes, tokenizer.visible_token_bytes
@@ -50,17 +51,29 @@ def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[str]:
             if rule is not None:
                 least = receipt.parameters().min_tokens
                 made = Spelling(every, visible).detokenizer(rule, least)
-            any(map(made.push, ids[: len(ids) - hidden]))  # up to a stop string
-            yield made.finish()
+            lengths: list[int] = []
+            for token_id in ids[: len(ids) - hidden]:
+                stopped = made.push(token_id)
+                lengths.append(made.decoded_length)
+                if stopped:
+                    break
+            yield made.finish(), lengths
         if rule is not None:
             return
 
 
-def _readings(text: str, tokenizer: ModelTokenizer) -> Iterator[tuple[str, str]]:
+def _readings(
+    text: str, tokens: Iterable[tuple[int, int]], tokenizer: ModelTokenizer
+) -> Iterator[tuple[str, str]]:
+    """``tokens``: each with the length of the text up to its end."""
     yield text, ""
     if tokenizer.reply_format.reasoning is not None:
+        known = list(tokens)
         for amid in (False, True):
-            spoken = ReplyParser(tokenizer.reply_format, {}, amid).feed(text, last=True)
+            parser = ReplyParser(tokenizer.reply_format, {}, amid)
+            for token_id, length in known:
+                parser.token(token_id, length)
+            spoken = parser.feed(text, last=True)
             yield spoken.content, spoken.reasoning
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from tests.support.mock_engine import MockEngine, Script
+from tests.support.mock_engine import EOS, MockEngine, Script
 from tests.support.mock_server import HELLO, Client, events, listening, serve
 from tests.support.tool_chats import (
     CALLED,
@@ -100,6 +100,32 @@ def test_a_chunk_tells_of_one_call_in_one_piece(step: int) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
     spoken = [token for choice in choices for token in choice.get("token_ids", [])]
     assert spoken == [*SPELLED.encode(REPLY, add_special_tokens=False), 256]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_marks_that_are_tokens_are_not_what_others_spell(step: int) -> None:
+    """A model that thinks or writes of marks ends nothing and calls nothing."""
+
+    def spelled(text: str) -> list[int]:
+        return [each for letter in text for each in MARKED.encode(letter, add_special_tokens=False)]
+
+    def marked(text: str) -> list[int]:
+        return MARKED.encode(text, add_special_tokens=False)
+
+    ids = [*marked("<think>"), *spelled("No </think> yet."), *marked("</think>")]
+    ids += [*spelled(f"Write {CALL}, <think>."), *marked(CALL)]
+    script = Script([*(ids[i : i + step] for i in range(0, len(ids), step)), (EOS,)])
+    engine = MockEngine(script=lambda _: script)
+    for stop in ([], ["l>no", "ink>no"]):  # a stop text holds the ends of marks back
+        [choice] = chat(engine, MARKED, stop=stop)["choices"]
+        message = added_up(chunks(engine, MARKED, stop=stop))
+        for told in (choice["message"], message):
+            assert told["reasoning"] == "No </think> yet."
+            assert told["content"] == f"Write {CALL}, <think>."
+        calls = [choice["message"]["tool_calls"], message["calls"]]
+        assert [[call["function"]["arguments"] for call in each] for each in calls] == [
+            *([ARGUMENTS], [ARGUMENTS])
+        ]
 
 
 def test_tokens_of_marks_are_counted_but_not_shown() -> None:
