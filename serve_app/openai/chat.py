@@ -15,7 +15,12 @@ from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader, ToldMessages, json_bytes
-from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
+from lexshard.serve_app.openai.response_writer import (
+    NOT_ASKED,
+    ReplyWriter,
+    ResponseWriter,
+    encoded,
+)
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.offer import offer
@@ -97,6 +102,7 @@ def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         prompt_logprobs=chat.prompt_logprobs,
+        reasoning=chat.include_reasoning is not False,
         plan=plan,
     )
     return chat, wanted
@@ -106,10 +112,14 @@ class ChatWriter(ResponseWriter):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    opens = True
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [encoded(self._choice(delta, "message", _message(delta))) for delta in deltas]
-        body: dict[str, Any] = {"choices": choices}
+        choices = [
+            encoded({"token_ids": None, **self._choice(delta, "message", _message(delta))})
+            for delta in deltas
+        ]
+        body: dict[str, Any] = {"choices": choices, **NOT_ASKED}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
             body["prompt_logprobs"] = self.prompt_scores(first)

@@ -27,12 +27,14 @@ from lexshard.serve_app.tools.reply_reader import ReplyReader, Run
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How tokens become the reply. ``logprobs`` None: no log-probabilities in the reply."""
+    """How tokens become the reply. ``logprobs`` None: no log-probabilities in the reply;
+    ``reasoning`` false: what is thought is not told."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    reasoning: bool = True
     echo: bool = False
     discard_output: bool = False
     tokens_as_ids: bool = False
@@ -166,7 +168,7 @@ class Choice:
             origins,
             first,
             reason,
-            spoken.reasoning,
+            spoken.reasoning if self.options.reasoning else "",
             spoken.calls,
             said,
         )

@@ -48,8 +48,9 @@ class Wanted:
     ``texts`` tell about what it will cost, before ``encode`` makes its prompts of them; they are in
     its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
     ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
-    many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
-    ``plan`` is what replies are read by, and held to around what the request's fields ask for.
+    many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does, but
+    not of what is thought where ``reasoning`` is false. ``plan`` is what replies are read by, and
+    held to around what the request's fields ask for.
     """
 
     writer: type[ResponseWriter]
@@ -61,6 +62,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    reasoning: bool = True
     plan: ReplyPlan | None = None
 
 
@@ -243,6 +245,7 @@ class Preparation:
             include_stop=bool(fields.include_stop_str_in_output),
             skip_special_tokens=fields.skip_special_tokens is not False,
             logprobs=wanted.logprobs,
+            reasoning=wanted.reasoning,
             echo=wanted.echo,
             discard_output=wanted.max_tokens == 0,
             tokens_as_ids=bool(fields.return_tokens_as_token_ids),
@@ -276,7 +279,9 @@ class Preparation:
         if keep == -1:
             least = wanted.max_tokens or wanted.default_tokens or 1
             keep = max(1, self.information.max_model_len - least)
-        prompt = check_and_truncate(prompt, keep, self.information)
+        prompt = check_and_truncate(
+            prompt, keep, self.information, self._fields.truncation_side != "right"
+        )
         budget = self._budget(len(prompt.ids))
         if parameters.min_tokens > budget:
             raise bad_request(

@@ -17,11 +17,19 @@ from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.protocol import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
+# What whole replies have where it was not asked for: vLLM's clients look at these.
+NOT_ASKED = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
 _PLACE = uuid.uuid4().hex  # of the text, while what stands around it is encoded
 
 
 def server_sent_event(payload: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def _usage_before(delta: Delta, usage: dict[str, Any]) -> dict[str, Any]:
+    said = len(delta.token_ids)
+    told = ("completion_tokens", "total_tokens")
+    return {**usage, **{name: usage[name] - said for name in told}}
 
 
 def receipt_of(delta: Delta) -> dict[str, Any] | None:
@@ -81,6 +89,7 @@ class ResponseWriter(ReplyWriter):
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
+    opens: ClassVar[bool] = False  # the first chunk of a choice tells of none of its tokens
 
     def __init__(
         self,
@@ -95,11 +104,12 @@ class ResponseWriter(ReplyWriter):
         self.formatter = formatter
         self.seed = seed
         self.notes = list(notes)
-        self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
         self._header = header
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
         self._scores: dict[int, orjson.Fragment] = {}  # by the identity of a prompt
         self._include_usage = bool(stream_options and stream_options.include_usage)
+        if stream_options is not None and self._include_usage:
+            self.continuous_usage = bool(stream_options.continuous_usage_stats)
 
     @abstractmethod
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -202,8 +212,9 @@ class ResponseWriter(ReplyWriter):
         """The whole chunks that tell of ``delta``; ``usage`` as in `events`."""
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
-            if usage is not None or self._include_usage:
-                chunk["usage"] = usage
+            if self._include_usage:
+                opens = self.opens and delta.first and i == 0
+                chunk["usage"] = _usage_before(delta, usage) if opens and usage else usage
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
             if self.notes and delta.first and i == 0:

@@ -217,6 +217,17 @@ def test_a_prompt_that_ends_amid_thinking_is_gone_on_with() -> None:
     assert SPELLED.decode(engine.requests[0].prompt_ids).endswith("<think>Well")
 
 
+def test_reasoning_is_left_out_on_request() -> None:
+    [choice] = chat(saying(REPLY, MARKED), MARKED, include_reasoning=False)["choices"]
+    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
+    assert choice["message"]["content"] == "Let me see."
+    body = chat(saying("<think>Only thought", SPELLED), include_reasoning=False)
+    assert body["choices"][0]["message"]["content"] == ""
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 12
+    message = added_up(chunks(saying(REPLY, MARKED), MARKED, include_reasoning=False))
+    assert (message["reasoning"], message["content"]) == ("", "Let me see.")
+
+
 def grammar(**fields: Any) -> dict[str, str]:
     """The grammars that reach the engine, by name; none where any reply will do."""
     engine = saying(CALL, SPELLED)
@@ -242,6 +253,7 @@ def test_the_engine_gets_a_grammar_of_the_whole_reply() -> None:
     assert grammar(tools=[SHELL]).keys() == {"reply", "part_1"}
     named = {"type": "function", "function": {"name": "clock"}}
     assert "get_weather" not in grammar(tool_choice=named)["reply"]
+    assert grammar(tool_choice=CLOCK) == grammar(tool_choice=named)
     allowed = {"mode": "required", "tools": [named]}
     some = grammar(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})["reply"]
     assert "get_weather" not in some
