@@ -15,12 +15,7 @@ from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.openai.preparation import Wanted, answer, begun, read_fields
 from lexshard.serve_app.openai.prompts import Prompt, TextReader, ToldMessages, json_bytes
-from lexshard.serve_app.openai.response_writer import (
-    NOT_ASKED,
-    ReplyWriter,
-    ResponseWriter,
-    encoded,
-)
+from lexshard.serve_app.openai.response_writer import ReplyWriter, ResponseWriter, encoded
 from lexshard.serve_app.openai.streaming import respond
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.offer import offer
@@ -115,11 +110,9 @@ class ChatWriter(ResponseWriter):
     opens = True
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [
-            encoded({"token_ids": None, **self._choice(delta, "message", _message(delta))})
-            for delta in deltas
-        ]
-        body: dict[str, Any] = {"choices": choices, **NOT_ASKED}
+        told = (self._choice(delta, "message", _message(delta)) for delta in deltas)
+        choices = [encoded({"token_ids": None, **each}) for each in told]
+        body: dict[str, Any] = {"choices": choices, **self.not_asked}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
             body["prompt_logprobs"] = self.prompt_scores(first)

@@ -27,14 +27,13 @@ from lexshard.serve_app.tools.reply_reader import ReplyReader, Run
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How tokens become the reply. ``logprobs`` None: no log-probabilities in the reply;
-    ``reasoning`` false: what is thought is not told."""
+    """How tokens become the reply. ``logprobs`` None: no log-probabilities in the reply."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
-    reasoning: bool = True
+    reasoning: bool = True  # is told
     echo: bool = False
     discard_output: bool = False
     tokens_as_ids: bool = False

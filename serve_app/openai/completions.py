@@ -15,7 +15,7 @@ from lexshard.serve_app.openai.parameters import check_logprob_count
 from lexshard.serve_app.openai.preparation import Wanted, answer, read_fields
 from lexshard.serve_app.openai.prompts import read_prompts
 from lexshard.serve_app.openai.protocol import CompletionRequest
-from lexshard.serve_app.openai.response_writer import NOT_ASKED, ResponseWriter, encoded
+from lexshard.serve_app.openai.response_writer import ResponseWriter, encoded
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 
@@ -74,11 +74,8 @@ class CompletionWriter(ResponseWriter):
     chunk_object_name = "text_completion"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        return {
-            "choices": [
-                encoded(NOT_ASKED | {"token_ids": None} | self._choice(delta)) for delta in deltas
-            ]
-        }
+        none = {"token_ids": None, **self.not_asked}
+        return {"choices": [encoded({**none, **self._choice(delta)}) for delta in deltas]}
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         tells_first = delta.first and (self.seed is not None or self.notes)

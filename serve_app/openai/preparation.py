@@ -48,9 +48,8 @@ class Wanted:
     ``texts`` tell about what it will cost, before ``encode`` makes its prompts of them; they are in
     its field ``prompt_field``. At most ``max_tokens`` follow each, where it says nothing
     ``default_tokens``, else all that fit. ``logprobs`` of the output and ``prompt_logprobs``: how
-    many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does, but
-    not of what is thought where ``reasoning`` is false. ``plan`` is what replies are read by, and
-    held to around what the request's fields ask for.
+    many of the likeliest, None for none. ``writer`` tells of the choices as the protocol does.
+    ``plan`` is what replies are read by, and held to around what the request's fields ask for.
     """
 
     writer: type[ResponseWriter]
@@ -62,7 +61,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
-    reasoning: bool = True
+    reasoning: bool = True  # is told
     plan: ReplyPlan | None = None
 
 
@@ -279,9 +278,7 @@ class Preparation:
         if keep == -1:
             least = wanted.max_tokens or wanted.default_tokens or 1
             keep = max(1, self.information.max_model_len - least)
-        prompt = check_and_truncate(
-            prompt, keep, self.information, self._fields.truncation_side != "right"
-        )
+        prompt = check_and_truncate(prompt, keep, self.information, self._fields.truncation_side)
         budget = self._budget(len(prompt.ids))
         if parameters.min_tokens > budget:
             raise bad_request(

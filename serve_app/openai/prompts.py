@@ -101,21 +101,21 @@ def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
 
 
 def check_and_truncate(
-    prompt: Prompt, keep: int | None, information: EngineInformation, end: bool = True
+    prompt: Prompt, keep: int | None, information: EngineInformation, side: str | None = None
 ) -> Prompt:
-    """Keeps ``keep`` ids, those at the ``end`` or the first ones, and checks what is left.
+    """Keeps the last ``keep`` ids, the first where the ``side`` to cut is right, and checks them.
 
     Raises:
         ApiError: 400 when nothing is left or an id is no row of the model.
     """
     if keep is not None and len(prompt.ids) > keep:
-        prompt = Prompt(prompt.ids[len(prompt.ids) - keep :] if end else prompt.ids[:keep], None)
+        kept = slice(keep) if side == "right" else slice(len(prompt.ids) - keep, None)
+        prompt = Prompt(prompt.ids[kept], None)
     if not prompt.ids:
         raise bad_request("the prompt has no tokens", "prompt")
     if min(prompt.ids) < 0 or max(prompt.ids) >= information.vocabulary_size:
         raise bad_request(
-            "the prompt holds a token id that is out of vocabulary: ids are "
-            f"0..{information.vocabulary_size - 1}",
+            f"a token id is out of vocabulary: not in 0..{information.vocabulary_size - 1}",
             "prompt",
         )
     return prompt

@@ -17,19 +17,11 @@ from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.protocol import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
-# What whole replies have where it was not asked for: vLLM's clients look at these.
-NOT_ASKED = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
 _PLACE = uuid.uuid4().hex  # of the text, while what stands around it is encoded
 
 
 def server_sent_event(payload: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
-
-
-def _usage_before(delta: Delta, usage: dict[str, Any]) -> dict[str, Any]:
-    said = len(delta.token_ids)
-    told = ("completion_tokens", "total_tokens")
-    return {**usage, **{name: usage[name] - said for name in told}}
 
 
 def receipt_of(delta: Delta) -> dict[str, Any] | None:
@@ -90,6 +82,8 @@ class ResponseWriter(ReplyWriter):
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
     opens: ClassVar[bool] = False  # the first chunk of a choice tells of none of its tokens
+    # In whole replies all the same: vLLM's clients look at them.
+    not_asked: ClassVar = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
 
     def __init__(
         self,
@@ -213,8 +207,9 @@ class ResponseWriter(ReplyWriter):
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
             if self._include_usage:
-                opens = self.opens and delta.first and i == 0
-                chunk["usage"] = _usage_before(delta, usage) if opens and usage else usage
+                later = len(delta.token_ids) if self.opens and delta.first and i == 0 else 0
+                counts = ("completion_tokens", "total_tokens") if usage and later else ()
+                chunk["usage"] = usage and usage | {each: usage[each] - later for each in counts}
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
             if self.notes and delta.first and i == 0:

@@ -81,11 +81,7 @@ class ToolDefinition(TypedPart):
 
 
 class ToolReference(StrictModel):
-    """The whole tool may stand for it, as vLLM has it: its name counts."""
-
     name: str
-    description: Any = None
-    parameters: Any = None
 
 
 class AllowedTool(TypedPart):

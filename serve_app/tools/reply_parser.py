@@ -60,8 +60,9 @@ class ReplyParser:
 
     def token(self, token_id: int, length: int) -> None:
         """Tells of each token, before its text is fed, how long the reply is with it."""
-        if token_id in self._by_id:
-            self._buffer.note(self._by_id[token_id], length)
+        mark = self._by_id.get(token_id)
+        if mark is not None:
+            self._buffer.noted.append((length - len(mark), mark))
 
     def feed(self, text: str, last: bool = False) -> Spoken:
         """Takes the next piece of the reply; nothing may follow the ``last`` one."""

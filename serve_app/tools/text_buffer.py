@@ -36,7 +36,7 @@ def held_back(text: str, mark: str) -> int:
 class TextBuffer:
     """``text`` from ``position`` on is not read yet; ``ended``: nothing will follow it. While it is
     ``pinned`` at a place, all from there on is kept, so that it can be read again. Marks that are
-    ``tokens`` stand only where they were `noted`: spelled, they are text."""
+    ``tokens`` stand only where ``noted``, by characters of all text: spelled, they are text."""
 
     def __init__(self, tokens: Collection[str] = ()) -> None:
         self.text = ""
@@ -44,7 +44,7 @@ class TextBuffer:
         self.ended = False
         self.pinned: int | None = None
         self._tokens = tokens
-        self._noted: list[tuple[int, str]] = []  # where in all text they begin
+        self.noted: list[tuple[int, str]] = []
         self._gone = 0  # characters before `text`
 
     def append(self, piece: str) -> None:
@@ -53,18 +53,13 @@ class TextBuffer:
         self.position -= kept
         self.pinned = None if self.pinned is None else 0
         self._gone += kept
-        if self._noted:
-            self._noted = [each for each in self._noted if each[0] >= self._gone]
-
-    def note(self, mark: str, end: int) -> None:
-        """``mark`` is the token that ends after so many characters of all text, come or not."""
-        self._noted.append((end - len(mark), mark))
+        self.noted = [each for each in self.noted if each[0] >= self._gone]
 
     def find(self, mark: str) -> tuple[int, bool]:
         """Where ``mark`` comes next, and true; else false, and up to where the text is certain to
         hold none of it."""
         if mark in self._tokens:
-            places = (at - self._gone for at, noted in self._noted if noted == mark)
+            places = (at - self._gone for at, noted in self.noted if noted == mark)
             at = next((each for each in places if each >= self.position), len(self.text))
             return min(at, len(self.text)), self.text.startswith(mark, at)
         at = self.text.find(mark, self.position)
@@ -104,7 +99,7 @@ class TextBuffer:
         while True:
             rest = self.rest.lstrip() if after_space else self.rest
             at = len(self.text) - len(rest)
-            here = mark not in self._tokens or (self._gone + at, mark) in self._noted
+            here = mark not in self._tokens or (self._gone + at, mark) in self.noted
             if here and rest.startswith(mark):
                 self.position = at + len(mark)
                 return True
