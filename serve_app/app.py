@@ -271,7 +271,8 @@ def create_app(
         tracing = Tracing(config.otlp_traces_endpoint, origin, VERSION, PATHS)
     created = int(time.time()) if start_time is None else start_time
     bodies = BodyRoom(config.max_body_bytes)
-    responses = ResponseStore(None if seats is None else seats.folder)
+    shared = None if replica is None else replica.responses
+    responses = ResponseStore(None if seats is None else seats.folder, shared=shared)
     state = ServerState(
         config, client, tokenizer, admission, bodies, metrics, created, responses, replica
     )

@@ -15,16 +15,14 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
-from ray.util import get_node_ip_address
 
 from lexshard.actors.faults import listen_for_faults
 from lexshard.actors.machine import settle
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.lifecycle import LOOPBACK
 from lexshard.cluster.process_tree import die_with_parent
 from lexshard.cluster.roles.actor import own_node
+from lexshard.cluster.roles.shared_object import stay_on_loopback
 from lexshard.cluster.topology.reservation import NODE_LABEL, Reservation
 from lexshard.serve_app.api_processes.direct_ingress import answer_here
 from lexshard.serve_app.api_processes.seats import Seats, ServerRun
@@ -47,19 +45,6 @@ def start_engine(config: ServeConfig, reservation: Reservation | None = None) ->
     supervisor = EngineSupervisor(config.engine_configuration, RayEngines(reservation))
     supervisor.start()
     return supervisor
-
-
-def stay_on_loopback() -> None:
-    """Keeps Serve's port for calls between deployments, which unpickles what it is sent, to this
-    machine where all of Ray is: Serve opens it on every interface and has no setting for it."""
-    if get_node_ip_address() != LOOPBACK:
-        return
-    open_port = replica.add_port_to_grpc_server
-
-    def open_on_loopback(server: Any, address: str) -> Any:
-        return open_port(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")
-
-    replica.add_port_to_grpc_server = open_on_loopback
 
 
 class ServerDeployment:

@@ -18,6 +18,7 @@ from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.roles.shared_object import ask_shared, bind_shared
 from lexshard.cluster.topology.processes import Processes
 from lexshard.cluster.topology.reservation import (
     REPLICA_STRATEGY,
@@ -32,6 +33,7 @@ from lexshard.serve_app.deployment import (
 )
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.server_metrics import merged_metrics
+from lexshard.serve_app.responses.store import ResponseStore
 from lexshard.serve_app.server_state import Replica, ServerState
 
 LOOK_SECONDS = 0.2
@@ -57,10 +59,11 @@ def start_own_engine(config: ServeConfig, processes: Processes) -> EngineClient:
 class ReplicaDeployment(ServerDeployment):
     """A whole server."""
 
-    def __init__(self, config: ServeConfig, connect: EngineConnector) -> None:
+    def __init__(self, config: ServeConfig, connect: EngineConnector, responses: Any) -> None:
         here = serve.get_replica_context()
         self._all = serve.get_deployment_handle(DEPLOYMENT_NAME, here.app_name)
-        own = Replica(here.replica_id.unique_id, self._all_metrics)
+        shared = partial(ask_shared, responses)
+        own = Replica(here.replica_id.unique_id, self._all_metrics, shared)
         super().__init__(config, connect, replica=own)
         self._state: ServerState = self._built_app.state.server
         self._served = False
@@ -123,7 +126,8 @@ def bind_replicas(
     options["graceful_shutdown_timeout_s"] = drain
     # How many there are is no business of one: another number of them restarts none.
     own = config.model_copy(update={"replicas": 1, "max_replicas": None})
-    return application_of(ReplicaDeployment, (own, connect), {}, **options)
+    responses = bind_shared("responses", partial(ResponseStore, None))
+    return application_of(ReplicaDeployment, (own, connect, responses), {}, **options)
 
 
 def _how_many(config: ServeConfig) -> dict[str, Any]:

@@ -29,11 +29,12 @@ VERSION = version("lexshard")
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What an application knows of being one of several: its name among them, and how to ask what
-    all of them tell of themselves."""
+    """What an application knows of being one of several: its name among them, how to ask what all
+    of them tell of themselves, and how the store of responses that they share."""
 
     name: str
     all_metrics: Callable[[], Awaitable[bytes]]
+    responses: Callable[..., Awaitable[Any]]
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ MEANINGS: dict[str, str] = {
     "n": "answers to each prompt; prompts times n are at most what the server runs at once",
     "add_special_tokens": "begin as the tokenizer begins texts",
     "truncate_prompt_tokens": "keep the last so many tokens of a prompt; -1: as many as fit",
+    "truncation_side": "right: keep the first ones instead of the last",
     "add_generation_prompt": "end with the beginning of an answer (so unless continued)",
     "continue_final_message": "go on in the last message instead of answering it",
     "chat_template_kwargs": "further variables that the model's chat template reads",
@@ -34,6 +35,7 @@ MEANINGS: dict[str, str] = {
     "custom tools, whose input is a text",
     "tool_choice": "`auto`; `none`; `required`: a call at least; or which tool, or some of them",
     "parallel_tool_calls": "false: one call at most",
+    "include_reasoning": "false: what is thought is not told, and counts all the same",
     "reasoning_effort": "told to the chat template; refused where it does not read it",
     # how tokens are chosen; the model's own defaults where they are left out
     "temperature": "0 takes the likeliest token",

@@ -87,7 +87,7 @@ PromptLogprobs = list[dict[str, RankedToken] | None]
 
 class ChoiceReply(Reply):
     index: int
-    token_ids: list[int] = []
+    token_ids: list[int] | None = None
     token_bytes: list[list[int]] = []
     rejected_bytes: list[list[int] | None] = []
     candidates: list[DrawnToken] = []
@@ -101,8 +101,8 @@ class CompletionText(ChoiceReply):
     text: str
     logprobs: CompletionLogprobs | None
     stop_reason: int | str | None
-    prompt_logprobs: PromptLogprobs = []
-    prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionChoice(CompletionText):
@@ -195,8 +195,8 @@ class ChatReply(GenerationReply):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageReply
-    prompt_logprobs: PromptLogprobs = []
-    prompt_token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatChunk(GenerationReply):

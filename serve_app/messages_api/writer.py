@@ -48,7 +48,7 @@ class MessagesWriter(PartsWriter):
         }
 
     def begun(self) -> list[Event]:
-        usage = usage_of(self.usage or NO_USAGE)
+        usage = usage_of(self.usage or NO_USAGE) | {"output_tokens": 0}
         return [{"type": "message_start", "message": {**self._message, "usage": usage}}]
 
     def ended(self) -> list[Event]:

@@ -97,6 +97,7 @@ def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
         max_tokens=limit,
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
         prompt_logprobs=chat.prompt_logprobs,
+        reasoning=chat.include_reasoning is not False,
         plan=plan,
     )
     return chat, wanted
@@ -106,10 +107,12 @@ class ChatWriter(ResponseWriter):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    opens = True
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [encoded(self._choice(delta, "message", _message(delta))) for delta in deltas]
-        body: dict[str, Any] = {"choices": choices}
+        told = (self._choice(delta, "message", _message(delta)) for delta in deltas)
+        choices = [encoded({"token_ids": None, **each}) for each in told]
+        body: dict[str, Any] = {"choices": choices, **self.not_asked}
         first = deltas[0].choice
         if self.options.prompt_logprobs:
             body["prompt_logprobs"] = self.prompt_scores(first)

@@ -270,6 +270,7 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     max_completion_tokens: AtLeastOne | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     functions: Annotated[Any, NotImplementedField([])] = None
     function_call: Annotated[Any, NotImplementedField("none", "auto")] = None

@@ -33,6 +33,7 @@ class OutputOptions:
     include_stop: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    reasoning: bool = True  # is told
     echo: bool = False
     discard_output: bool = False
     tokens_as_ids: bool = False
@@ -166,7 +167,7 @@ class Choice:
             origins,
             first,
             reason,
-            spoken.reasoning,
+            spoken.reasoning if self.options.reasoning else "",
             spoken.calls,
             said,
         )
@@ -188,7 +189,10 @@ class Choice:
                 offsets.append(len(self.echo_text) + detokenizer.decoded_length)
             if i < shown:
                 self._reader.token()
-                if detokenizer.push(token_id):
+                stopped = detokenizer.push(token_id)
+                if self.parser is not None:
+                    self.parser.token(token_id, detokenizer.decoded_length)
+                if stopped:
                     return i + 1, detokenizer.stop_string
                 if self.parser is not None:
                     self._reader.read(detokenizer.take())

@@ -74,7 +74,8 @@ class CompletionWriter(ResponseWriter):
     chunk_object_name = "text_completion"
 
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        return {"choices": [encoded(self._choice(delta)) for delta in deltas]}
+        none = {"token_ids": None, **self.not_asked}
+        return {"choices": [encoded({**none, **self._choice(delta)}) for delta in deltas]}
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         tells_first = delta.first and (self.seed is not None or self.notes)

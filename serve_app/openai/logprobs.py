@@ -71,10 +71,9 @@ class LogprobsFormatter:
             token = self.token(entry.token_id)
             tokens.append(token)
             token_logprobs.append(clamp(entry.logprob))
-            top: dict[str, float] = {}
+            top = {token: clamp(entry.logprob)}  # first, as vLLM has it
             for token_id, logprob in entry.top:
                 top.setdefault(self.token(token_id), clamp(logprob))
-            top.setdefault(token, clamp(entry.logprob))
             top_logprobs.append(top)
         return {
             "text_offset": list(offsets),

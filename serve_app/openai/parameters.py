@@ -153,12 +153,11 @@ def _allowed_ids(ids: list[int] | None, vocabulary: int) -> tuple[int, ...] | No
 
 
 def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[int, float], ...]:
-    by_id: dict[int, float] = {}
-    for key, amount in (bias or {}).items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 11 and int(key) < vocabulary):
-            raise bad_request(
-                f"'logit_bias' has the key {key[:40]!r}: keys are token ids in 0..{vocabulary - 1}",
-                "logit_bias",
-            )
-        by_id[int(key)] = float(amount)
-    return tuple(sorted(by_id.items()))
+    def is_id(key: str) -> bool:
+        return key.isascii() and key.isdecimal() and len(key) < 11 and int(key) < vocabulary
+
+    wrong = [repr(key[:40]) for key in bias or {} if not is_id(key)]
+    if wrong:
+        told = f"keys are token ids below {vocabulary}"
+        raise bad_request(f"'logit_bias' has the key {', '.join(wrong[:5])}: {told}", "logit_bias")
+    return tuple(sorted((int(key), float(amount)) for key, amount in (bias or {}).items()))

@@ -61,6 +61,7 @@ class Wanted:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    reasoning: bool = True  # is told
     plan: ReplyPlan | None = None
 
 
@@ -243,6 +244,7 @@ class Preparation:
             include_stop=bool(fields.include_stop_str_in_output),
             skip_special_tokens=fields.skip_special_tokens is not False,
             logprobs=wanted.logprobs,
+            reasoning=wanted.reasoning,
             echo=wanted.echo,
             discard_output=wanted.max_tokens == 0,
             tokens_as_ids=bool(fields.return_tokens_as_token_ids),
@@ -276,7 +278,7 @@ class Preparation:
         if keep == -1:
             least = wanted.max_tokens or wanted.default_tokens or 1
             keep = max(1, self.information.max_model_len - least)
-        prompt = check_and_truncate(prompt, keep, self.information)
+        prompt = check_and_truncate(prompt, keep, self.information, self._fields.truncation_side)
         budget = self._budget(len(prompt.ids))
         if parameters.min_tokens > budget:
             raise bad_request(

@@ -100,19 +100,23 @@ def check_texts(sizes: Sequence[int], parameter: str, context: int) -> None:
             raise bad_request(reason, parameter)
 
 
-def check_and_truncate(prompt: Prompt, keep: int | None, information: EngineInformation) -> Prompt:
-    """Keeps the last ``keep`` ids and checks what is left.
+def check_and_truncate(
+    prompt: Prompt, keep: int | None, information: EngineInformation, side: str | None = None
+) -> Prompt:
+    """Keeps the last ``keep`` ids, the first where the ``side`` to cut is right, and checks them.
 
     Raises:
         ApiError: 400 when nothing is left or an id is no row of the model.
     """
     if keep is not None and len(prompt.ids) > keep:
-        prompt = Prompt(prompt.ids[len(prompt.ids) - keep :], None)
+        kept = slice(keep) if side == "right" else slice(len(prompt.ids) - keep, None)
+        prompt = Prompt(prompt.ids[kept], None)
     if not prompt.ids:
         raise bad_request("the prompt has no tokens", "prompt")
     if min(prompt.ids) < 0 or max(prompt.ids) >= information.vocabulary_size:
         raise bad_request(
-            f"the prompt holds a token id outside 0..{information.vocabulary_size - 1}", "prompt"
+            f"a token id is out of vocabulary: not in 0..{information.vocabulary_size - 1}",
+            "prompt",
         )
     return prompt
 

@@ -210,6 +210,7 @@ class GenerationFields(ConstraintFields, IgnoredFields):
     truncate_prompt_tokens: (
         Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})] | None
     ) = None
+    truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     return_token_bytes: bool | None = None

@@ -81,6 +81,9 @@ class ResponseWriter(ReplyWriter):
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
+    opens: ClassVar[bool] = False  # the first chunk of a choice tells of none of its tokens
+    # In whole replies all the same: vLLM's clients look at them.
+    not_asked: ClassVar = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
 
     def __init__(
         self,
@@ -95,11 +98,12 @@ class ResponseWriter(ReplyWriter):
         self.formatter = formatter
         self.seed = seed
         self.notes = list(notes)
-        self.continuous_usage = bool(stream_options and stream_options.continuous_usage_stats)
         self._header = header
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
         self._scores: dict[int, orjson.Fragment] = {}  # by the identity of a prompt
         self._include_usage = bool(stream_options and stream_options.include_usage)
+        if stream_options is not None and self._include_usage:
+            self.continuous_usage = bool(stream_options.continuous_usage_stats)
 
     @abstractmethod
     def body(self, deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -202,8 +206,10 @@ class ResponseWriter(ReplyWriter):
         """The whole chunks that tell of ``delta``; ``usage`` as in `events`."""
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
-            if usage is not None or self._include_usage:
-                chunk["usage"] = usage
+            if self._include_usage:
+                later = len(delta.token_ids) if self.opens and delta.first and i == 0 else 0
+                counts = ("completion_tokens", "total_tokens") if usage and later else ()
+                chunk["usage"] = usage and usage | {each: usage[each] - later for each in counts}
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
             if self.notes and delta.first and i == 0:

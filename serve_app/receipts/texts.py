@@ -11,6 +11,8 @@ from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 
+Tokens = list[tuple[int, int]]  # each with the length of the text up to its end
+
 
 def told_text(choice: Mapping[str, Any]) -> tuple[str, str] | None:
     """The text and the reasoning of a whole ``choice``; None where there is none to compare: in
@@ -30,8 +32,8 @@ def is_text_of(
     of a stream, where it need not be the ``whole``. What the receipt does not say of its texts may
     be either: whether special tokens are shown, and the token of the end."""
     is_end = False
-    for text in _texts(receipt, tokenizer):
-        if told in _readings(text, tokenizer):
+    for text, tokens in _texts(receipt, tokenizer):
+        if told in _readings(text, tokens, tokenizer):
             return True
         before = told[0][: len(told[0]) - len(text)]
         if told == (before + text, "") and _is_prompt(before, receipt.prompt_ids, tokenizer):
@@ -40,27 +42,35 @@ def is_text_of(
     return None if is_end else False
 
 
-def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[str]:
+def _texts(receipt: Receipt, tokenizer: ModelTokenizer) -> Iterator[tuple[str, Tokens]]:
     rule, ids = receipt.stop, receipt.output_ids
     by_token = receipt.finish_reason == "stop" and not isinstance(receipt.stop_reason, str)
     every, visible = tokenizer.token_bytes, tokenizer.visible_token_bytes
-    for tokens in (visible, every, tokenizer.marked_token_bytes):
+    for spelling in (visible, every, tokenizer.marked_token_bytes):
         for hidden in {by_token, False} if rule is None else {by_token and not rule.include}:
-            made = Detokenizer(tokens)
+            made = Detokenizer(spelling)
             if rule is not None:
                 least = receipt.parameters().min_tokens
                 made = Spelling(every, visible).detokenizer(rule, least)
-            any(map(made.push, ids[: len(ids) - hidden]))  # up to a stop string
-            yield made.finish()
+            tokens: Tokens = []
+            for token_id in ids[: len(ids) - hidden]:
+                stopped = made.push(token_id)
+                tokens.append((token_id, made.decoded_length))
+                if stopped:
+                    break
+            yield made.finish(), tokens
         if rule is not None:
             return
 
 
-def _readings(text: str, tokenizer: ModelTokenizer) -> Iterator[tuple[str, str]]:
+def _readings(text: str, said: Tokens, tokenizer: ModelTokenizer) -> Iterator[tuple[str, str]]:
     yield text, ""
     if tokenizer.reply_format.reasoning is not None:
         for amid in (False, True):
-            spoken = ReplyParser(tokenizer.reply_format, {}, amid).feed(text, last=True)
+            parser = ReplyParser(tokenizer.reply_format, {}, amid)
+            for token_id, length in said:
+                parser.token(token_id, length)
+            spoken = parser.feed(text, last=True)
             yield spoken.content, spoken.reasoning
 
 

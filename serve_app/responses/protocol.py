@@ -98,6 +98,7 @@ class ResponsesRequest(StrictModel):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: RequestName | None = None
     receipt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     metadata: (
         Annotated[
             dict[

@@ -1,5 +1,5 @@
 """Responses that were answered, so that later requests may refer to them: bounded, in one file that
-all API processes of a server share."""
+all API processes of a server share, or with one process that keeps them for all replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ class ResponseStore:
 
     Nothing is read, written or waited for on the event loop: a thread does it. An ``owner`` finds
     what it has stored itself; empty is the owner where there are no keys. ``clock`` tells seconds
-    that processes agree on.
+    that processes agree on. ``shared`` calls a method of another such store, which has them all.
     """
 
     def __init__(
@@ -89,10 +89,12 @@ class ResponseStore:
         folder: Path | None,
         limits: StoreLimits = StoreLimits(),
         clock: Callable[[], float] = time.time,
+        shared: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
         self._path = IN_MEMORY if folder is None else str(folder / FILE_NAME)
         self._limits = limits
         self._clock = clock
+        self._shared = shared
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._opened: sqlite3.Connection | None = None
 
@@ -101,20 +103,17 @@ class ResponseStore:
     ) -> None:
         """Keeps a response and its ``items``, which are gone through in the thread; where that
         cannot be, the log says so, and the client who refers to it is told that there is none."""
+        told, read = await self._in_thread(lambda: [*map(orjson.dumps, (response, [*items]))])
         try:
-            await self._run(lambda: self._put(owner, response, items))
-        except sqlite3.Error as error:
+            await self._run(self._put, owner, response["id"], response[PREVIOUS], told, read)
+        except (sqlite3.Error, ConnectionError) as error:
             logger.warning("response %s is not kept: %s", response["id"], error)
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Raises:
         ApiError: 503 where the file cannot be read.
         """
-
-        def read() -> list[StoredResponse]:
-            return self._read(owner, [link[0] for link in self._links(owner, response_id, 0)])
-
-        return next(iter(await self._found(read)), None)
+        return await self._found(self._get, owner, response_id)
 
     async def chain_bytes(self, owner: str, response_id: str) -> int:
         """How much `chain` would read.
@@ -122,7 +121,7 @@ class ResponseStore:
         Raises:
             ApiError: 400 for more than `MAX_CHAIN` responses; 503 where the file cannot be read.
         """
-        links = await self._found(lambda: self._links(owner, response_id, MAX_CHAIN))
+        links = await self._found(self._links, owner, response_id, MAX_CHAIN)
         if len(links) > MAX_CHAIN:
             told = f"'{PREVIOUS}': {MAX_CHAIN} responses at most can be gone on with"
             raise bad_request(told, PREVIOUS)
@@ -134,7 +133,15 @@ class ResponseStore:
         Raises:
             ApiError: 400 where one of them is not kept; 503 where the file cannot be read.
         """
-        return await self._found(lambda: self._chain(owner, response_id))
+        chain = await self._found(self._chain, owner, response_id)
+        if not chain:
+            raise bad_request(
+                f"Previous response with id '{shortened(response_id)}' not found, or one that it "
+                "followed",
+                PREVIOUS,
+                "previous_response_not_found",
+            )
+        return chain
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """Whether there was one.
@@ -142,28 +149,28 @@ class ResponseStore:
         Raises:
             ApiError: 503 where the file cannot be written.
         """
-        query = "DELETE FROM responses WHERE owner = ? AND id = ?"
-
-        def delete() -> int:
-            return self._connection().execute(query, (owner, response_id)).rowcount
-
-        return await self._found(delete) > 0
+        return await self._found(self._delete, owner, response_id) > 0
 
     async def close(self) -> None:
-        await self._run(self._close)
+        await self._in_thread(self._close)
         self._thread.shutdown()
 
-    # -- in the thread ----------------------------------------------------------------------------
-
-    async def _found(self, work: Callable[[], Returned]) -> Returned:
+    async def _found(self, work: Callable[..., Returned], *arguments: Any) -> Returned:
         try:
-            return await self._run(work)
-        except sqlite3.Error as error:
+            return await self._run(work, *arguments)
+        except (sqlite3.Error, ConnectionError) as error:
             logger.warning("the store of responses fails: %s", error)
             raise overloaded("the store of responses does not answer; try again") from error
 
-    async def _run(self, work: Callable[[], Returned]) -> Returned:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _run(self, work: Callable[..., Returned], *arguments: Any) -> Returned:
+        if self._shared is None:
+            return await self._in_thread(work, *arguments)
+        return await self._shared(work.__name__, *arguments)
+
+    async def _in_thread(self, work: Callable[..., Returned], *arguments: Any) -> Returned:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    # -- in the thread ----------------------------------------------------------------------------
 
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None:
@@ -182,13 +189,11 @@ class ResponseStore:
             self._opened.close()
             self._opened = None
 
-    def _put(self, owner: str, response: dict[str, Any], items: Iterable[dict[str, Any]]) -> None:
-        told, read = orjson.dumps(response), orjson.dumps(list(items))
+    def _put(self, owner: str, name: str, previous: str | None, told: bytes, read: bytes) -> None:
         size = len(told) + len(read)
         if size > self._limits.bytes:
             raise sqlite3.DataError(f"{size} bytes are more than {self._limits.bytes}")
-        previous = response["previous_response_id"]
-        row = (response["id"], owner, previous, self._clock(), size, told, read)
+        row = (name, owner, previous, self._clock(), size, told, read)
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -231,17 +236,20 @@ class ResponseStore:
         found = [connection.execute(query, (owner, each)).fetchone() for each in response_ids]
         return [StoredResponse(*map(orjson.loads, row)) for row in found if row is not None]
 
+    def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+        links = self._links(owner, response_id, 0)
+        return next(iter(self._read(owner, [link[0] for link in links])), None)
+
+    def _delete(self, owner: str, response_id: str) -> int:
+        query = "DELETE FROM responses WHERE owner = ? AND id = ?"
+        return self._connection().execute(query, (owner, response_id)).rowcount
+
     def _chain(self, owner: str, response_id: str) -> list[StoredResponse]:
+        """None at all where one of them is not kept."""
         links = self._links(owner, response_id, MAX_CHAIN)
         chain = self._read(owner, [link[0] for link in reversed(links)])
-        if not links or links[-1][1] is not None or len(chain) < len(links):
-            raise bad_request(
-                f"Previous response with id '{shortened(response_id)}' not found, or one that it "
-                "followed",
-                PREVIOUS,
-                "previous_response_not_found",
-            )
-        return chain
+        whole = links and links[-1][1] is None and len(chain) == len(links)
+        return chain if whole else []
 
 
 def _opened(path: str) -> sqlite3.Connection:

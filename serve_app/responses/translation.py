@@ -207,6 +207,8 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
         body |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
     effort = None if asked.reasoning is None else asked.reasoning.effort
     body |= thinking_fields(reads, effort, None if effort is None else effort != NO_THINKING)
+    if asked.chat_template_kwargs:
+        body.setdefault("chat_template_kwargs", {}).update(asked.chat_template_kwargs)
     if asked.text is not None and asked.text.format is not None:
         body["response_format"] = response_format(asked.text.format)
     tools = chat_tools(asked.tools or [])

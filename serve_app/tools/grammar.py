@@ -103,7 +103,7 @@ class _ReplyGrammar:
         opening = self._mark(marks.opening) if beginning == "free" else ""
         self._lines.append(f"think: {opening} thinking GAP?")
         if self._is_token(marks.closing):
-            # It would be read as the mark, where it is spelled.
+            # Spelled it would end nothing: a model that begins to is led to the token.
             self._lines.append(f"THOUGHT: ANY & ~(ANY {quoted(marks.closing)} ANY)")
             self._lines.append(f"thinking: THOUGHT {self._mark(marks.closing)}")
         else:

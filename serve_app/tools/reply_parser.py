@@ -13,7 +13,6 @@ from lexshard.serve_app.tools.text_buffer import (
     MalformedCallError,
     Reading,
     TextBuffer,
-    held_back,
 )
 
 LINE_END = "\n"
@@ -33,6 +32,7 @@ class ReplyParser:
     says that it must not.
 
     However the text is cut, the same comes of it. What may still be a mark is held back, no more.
+    A mark that is one of the model's tokens is that token alone: spelled by others it is text.
     Line ends around what is thought, and white space around calls, belong to the marks. What looks
     like a call of no tool that was offered, or is broken before its arguments begin, is content; of
     one that breaks off later, the arguments are left as they stand.
@@ -45,7 +45,8 @@ class ReplyParser:
         thinking: bool = False,
         thinks: bool = True,
     ) -> None:
-        self._buffer = TextBuffer()
+        self._buffer = TextBuffer(format.token_ids)
+        self._by_id = {token_id: mark for mark, token_id in format.token_ids.items()}
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._marks = format.reasoning if thinks or thinking else None
@@ -56,6 +57,12 @@ class ReplyParser:
             self._calls = CallReader(self._buffer, self._family, tools)
         self._run = self._reply()
         self._done = False
+
+    def token(self, token_id: int, length: int) -> None:
+        """Tells of each token, before its text is fed, how long the reply is with it."""
+        mark = self._by_id.get(token_id)
+        if mark is not None:
+            self._buffer.noted.append((length - len(mark), mark))
 
     def feed(self, text: str, last: bool = False) -> Spoken:
         """Takes the next piece of the reply; nothing may follow the ``last`` one."""
@@ -119,16 +126,16 @@ class ReplyParser:
         assert self._family is not None
         buffer, opening = self._buffer, self._family.opening
         while True:
-            at = buffer.text.find(opening, buffer.position)
-            if at >= 0:
+            at, whole = buffer.find(opening)
+            if whole:
                 self._say(buffer.position + len(buffer.text[buffer.position : at].rstrip()))
                 yield from self._call_at(at, calls)
                 continue
-            rest = buffer.rest
             if buffer.ended:
+                rest = buffer.rest
                 self._say(buffer.position + len(rest.rstrip() if calls.told else rest))
                 return
-            certain = rest[: len(rest) - held_back(rest, opening)].rstrip()
+            certain = buffer.text[buffer.position : at].rstrip()
             self._say(buffer.position + len(certain))
             yield
 

@@ -4,7 +4,7 @@ where the next characters decide and have not come."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
 import orjson
@@ -35,19 +35,37 @@ def held_back(text: str, mark: str) -> int:
 
 class TextBuffer:
     """``text`` from ``position`` on is not read yet; ``ended``: nothing will follow it. While it is
-    ``pinned`` at a place, all from there on is kept, so that it can be read again."""
+    ``pinned`` at a place, all from there on is kept, so that it can be read again. Marks that are
+    ``tokens`` stand only where ``noted``, by characters of all text: spelled, they are text."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Collection[str] = ()) -> None:
         self.text = ""
         self.position = 0
         self.ended = False
         self.pinned: int | None = None
+        self._tokens = tokens
+        self.noted: list[tuple[int, str]] = []
+        self._gone = 0  # characters before `text`
 
     def append(self, piece: str) -> None:
         kept = self.position if self.pinned is None else self.pinned
         self.text = self.text[kept:] + piece
         self.position -= kept
         self.pinned = None if self.pinned is None else 0
+        self._gone += kept
+        self.noted = [each for each in self.noted if each[0] >= self._gone]
+
+    def find(self, mark: str) -> tuple[int, bool]:
+        """Where ``mark`` comes next, and true; else false, and up to where the text is certain to
+        hold none of it."""
+        if mark in self._tokens:
+            places = (at - self._gone for at, noted in self.noted if noted == mark)
+            at = next((each for each in places if each >= self.position), len(self.text))
+            return min(at, len(self.text)), self.text.startswith(mark, at)
+        at = self.text.find(mark, self.position)
+        if at >= 0:
+            return at, True
+        return len(self.text) - held_back(self.rest, mark), False
 
     @property
     def rest(self) -> str:
@@ -80,10 +98,12 @@ class TextBuffer:
         """Reads ``mark`` where it comes next, and white space before it on request."""
         while True:
             rest = self.rest.lstrip() if after_space else self.rest
-            if rest.startswith(mark):
-                self.position = len(self.text) - len(rest) + len(mark)
+            at = len(self.text) - len(rest)
+            here = mark not in self._tokens or (self._gone + at, mark) in self.noted
+            if here and rest.startswith(mark):
+                self.position = at + len(mark)
                 return True
-            if self.ended or not mark.startswith(rest):
+            if self.ended or not mark.startswith(rest) or (rest and not here):
                 return False
             yield
 
@@ -105,17 +125,16 @@ class TextBuffer:
         """Tells what stands before ``mark`` as it comes, without the end that ``trim`` takes off,
         and reads the mark; all there is, and false, where the mark does not come."""
         while True:
-            at = self.text.find(mark, self.position)
-            if at >= 0:
+            at, whole = self.find(mark)
+            if whole:
                 tell(trim(self.text[self.position : at]))
                 self.position = at + len(mark)
                 return True
-            rest = self.rest
             if self.ended:
-                tell(rest)
+                tell(self.rest)
                 self.position = len(self.text)
                 return False
-            certain = trim(rest[: len(rest) - held_back(rest, mark)])
+            certain = trim(self.text[self.position : at])
             tell(certain)
             self.position += len(certain)
             yield

@@ -115,6 +115,7 @@ def test_events_come_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert events[0]["message"]["usage"]["input_tokens"] == 4
     assert events[0]["message"]["usage"]["cache_read_input_tokens"] == 16
+    assert events[0]["message"]["usage"]["output_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ BAD_IN_BOTH: dict[str, list[Any]] = {
     ],
     "bad_words": [[""]],
     "truncate_prompt_tokens": [0, -2],
+    "truncation_side": ["up"],
     "priority": [1.5, -1],
     "draft_tokens": [-1, 256, 1.5],
     "request_id": ["two words"],
@@ -365,6 +366,17 @@ def test_prompts_are_truncated_from_the_left() -> None:
     complete({"prompt": "y" * 100, "truncate_prompt_tokens": -1, "max_tokens": 10}, engine)
     assert engine.requests[0].prompt_ids == ids("ef")
     assert len(engine.requests[1].prompt_ids) == 22
+    right = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
+    complete({"prompt": "abcdef", **right}, engine)
+    assert engine.requests[2].prompt_ids == ids("ab")
+
+
+def test_what_is_no_token_is_named() -> None:
+    told = chat({"logit_bias": {"bad": 5, "7": 1, str(VOCABULARY): 2}}).json()["error"]["message"]
+    assert "'bad'" in told
+    assert told.count(str(VOCABULARY)) == 2
+    refused = complete({"prompt": [VOCABULARY]})
+    assert "out of vocabulary" in refused.json()["error"]["message"]
 
 
 def test_the_template_sees_parts_names_and_flags() -> None:

@@ -49,6 +49,36 @@ def completed(server: Server) -> Counter[str]:
     return found
 
 
+def processes_of(server: Server, deployment: str) -> list[psutil.Process]:
+    every = psutil.Process(server.process.pid).children(recursive=True)
+    return [each for each in every if f"ServeReplica:lexshard:{deployment}" in each.name()]
+
+
+def test_a_response_is_found_whichever_replica_is_asked(server: Server) -> None:
+    """Also where the replica that made it has died; of a store that has, nothing is found."""
+
+    def ask(number: int, **fields: Any) -> httpx.Response:
+        body = {"input": f"{number} mice", "max_output_tokens": 16, **fields}
+        return httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+
+    def kept(name: str) -> int:
+        return httpx.get(f"{server.url}/v1/responses/{name}", timeout=60).status_code
+
+    made = [ask(0).json()["id"]]
+    for number in range(1, 12):  # which go by their beginning to either
+        followed = ask(number, previous_response_id=made[-1])
+        assert followed.status_code == 200, followed.text
+        made.append(followed.json()["id"])
+        assert kept(made[0]) == 200
+    assert httpx.delete(f"{server.url}/v1/responses/{made[0]}", timeout=60).status_code == 200
+    refused = ask(99, previous_response_id=made[-1])
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+    [store] = processes_of(server, "responses")
+    store.kill()
+    wait(lambda: kept(made[-1]) == 404, 60, "the store's successor")
+    wait(lambda: kept(ask(0).json()["id"]) == 200, 60, "the store's successor")
+
+
 def complete(server: Server, prompt: str, tokens: int = 2) -> None:
     body = {"prompt": prompt, "max_tokens": tokens}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
@@ -74,8 +104,7 @@ def test_what_begins_alike_has_one_replica_and_all_are_told_of(server: Server) -
 
 def test_a_replica_that_dies_takes_its_own_streams_and_another_comes(server: Server) -> None:
     """Everybody else is answered meanwhile."""
-    driver = psutil.Process(server.process.pid)
-    replicas = [each for each in driver.children(recursive=True) if "ServeReplica" in each.name()]
+    replicas = processes_of(server, "server")
     assert len(replicas) == 2
 
     def stream(number: int, begun: threading.Event) -> str:

@@ -56,6 +56,12 @@ def refusal(**fields: Any) -> ApiError:
     return told.value
 
 
+def test_variables_of_the_template_go_before_what_effort_says() -> None:
+    switched = {"enable_thinking": True, "mine": 1}
+    body = translated(reasoning={"effort": "none"}, chat_template_kwargs=switched)
+    assert body["chat_template_kwargs"] == switched
+
+
 def test_text_and_instructions_are_a_conversation() -> None:
     body = translated(instructions="Be short")
     assert body["messages"] == [

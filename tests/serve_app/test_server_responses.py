@@ -21,6 +21,7 @@ def test_completion_has_openai_shape() -> None:
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            **dict.fromkeys(("token_ids", "prompt_token_ids", "prompt_logprobs")),
         }
     ]
     assert reply["usage"] == {
@@ -39,6 +40,8 @@ def test_chat_has_openai_shape() -> None:
     assert [choice["index"] for choice in reply["choices"]] == [0, 1]
     message = {"role": "assistant", "content": "Hello", "refusal": None}
     assert all(choice["message"] == message for choice in reply["choices"])
+    assert reply["prompt_logprobs"] is reply["prompt_token_ids"] is None
+    assert [choice["token_ids"] for choice in reply["choices"]] == [None, None]
     assert reply["usage"]["prompt_tokens"] == len("<user>Hi\n<assistant>")
     assert reply["usage"]["completion_tokens"] == 12
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
@@ -159,6 +162,7 @@ def test_completion_logprobs() -> None:
     assert logprobs["token_logprobs"] == [-1.5] * 3
     assert logprobs["text_offset"] == [0, 1, 1]
     assert logprobs["top_logprobs"][0] == {"b": -0.25, "a": -1.5, "c": -9999.0}
+    assert [next(iter(top)) for top in logprobs["top_logprobs"]] == logprobs["tokens"]
 
 
 def test_zero_logprobs_still_tell_the_chosen_token() -> None:

@@ -74,6 +74,15 @@ def test_usage_is_streamed_on_request() -> None:
     assert counts[0] >= 1
     assert counts[-1] == 6
     assert "usage" not in stream("/v1/completions", {"prompt": "abc"})[0]
+    alone = {"prompt": "abc", "stream_options": {"continuous_usage_stats": True}}
+    assert not any("usage" in chunk for chunk in stream("/v1/completions", alone))
+    chat = {"messages": HELLO, "stream_options": body["stream_options"]}
+    usages = [chunk["usage"] for chunk in stream("/v1/chat/completions", chat)]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts[:2] == [0, 1]  # the role is said by no token
+    assert {usage["total_tokens"] - usage["completion_tokens"] for usage in usages} == {
+        usages[0]["prompt_tokens"]
+    }
 
 
 def test_an_echo_is_streamed_first() -> None:

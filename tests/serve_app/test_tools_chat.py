@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from tests.support.mock_engine import MockEngine, Script
+from tests.support.mock_engine import EOS, MockEngine, Script
 from tests.support.mock_server import HELLO, Client, events, listening, serve
 from tests.support.tool_chats import (
     CALLED,
@@ -102,6 +102,32 @@ def test_a_chunk_tells_of_one_call_in_one_piece(step: int) -> None:
     assert spoken == [*SPELLED.encode(REPLY, add_special_tokens=False), 256]
 
 
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_marks_that_are_tokens_are_not_what_others_spell(step: int) -> None:
+    """A model that thinks or writes of marks ends nothing and calls nothing."""
+
+    def spelled(text: str) -> list[int]:
+        return [each for letter in text for each in MARKED.encode(letter, add_special_tokens=False)]
+
+    def marked(text: str) -> list[int]:
+        return MARKED.encode(text, add_special_tokens=False)
+
+    ids = [*marked("<think>"), *spelled("No </think> yet."), *marked("</think>")]
+    ids += [*spelled(f"Write {CALL}, <think>."), *marked(CALL)]
+    script = Script([*(ids[i : i + step] for i in range(0, len(ids), step)), (EOS,)])
+    engine = MockEngine(script=lambda _: script)
+    for stop in ([], ["l>no", "ink>no"]):  # a stop text holds the ends of marks back
+        [choice] = chat(engine, MARKED, stop=stop)["choices"]
+        message = added_up(chunks(engine, MARKED, stop=stop))
+        for told in (choice["message"], message):
+            assert told["reasoning"] == "No </think> yet."
+            assert told["content"] == f"Write {CALL}, <think>."
+        calls = [choice["message"]["tool_calls"], message["calls"]]
+        assert [[call["function"]["arguments"] for call in each] for each in calls] == [
+            *([ARGUMENTS], [ARGUMENTS])
+        ]
+
+
 def test_tokens_of_marks_are_counted_but_not_shown() -> None:
     ids = MARKED.encode(REPLY, add_special_tokens=False)
     [choice] = chat(saying(REPLY, MARKED), MARKED, logprobs=True, return_token_ids=True)["choices"]
@@ -189,6 +215,17 @@ def test_a_prompt_that_ends_amid_thinking_is_gone_on_with() -> None:
     [choice] = chat(engine, messages=last, tools=None, continue_final_message=True)["choices"]
     assert choice["message"]["reasoning"] == "Hm."
     assert SPELLED.decode(engine.requests[0].prompt_ids).endswith("<think>Well")
+
+
+def test_reasoning_is_left_out_on_request() -> None:
+    [choice] = chat(saying(REPLY, MARKED), MARKED, include_reasoning=False)["choices"]
+    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
+    assert choice["message"]["content"] == "Let me see."
+    body = chat(saying("<think>Only thought", SPELLED), include_reasoning=False)
+    assert body["choices"][0]["message"]["content"] == ""
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 12
+    message = added_up(chunks(saying(REPLY, MARKED), MARKED, include_reasoning=False))
+    assert (message["reasoning"], message["content"]) == ("", "Let me see.")
 
 
 def grammar(**fields: Any) -> dict[str, str]:
