@@ -26,8 +26,8 @@ from tests.support.tool_chats import CALLED, CLOCK, RESULT, SHELL, WEATHER
 ASKS, WARMING, AT_ONCE, ALONE = 5_000, 2_000, 4, 1_000
 CACHE = ("--kv-cache-memory", "64MiB")  # full before memory is looked at: it grows as it fills
 GROWTH_BYTES = 100e6
-# One that comes alone, and 99 of 100 of four at once; grammars are compiled one after the other, for
-# half a second each at most, so that the last of four may wait for three.
+# One that comes alone, and 99 of 100 of four at once; grammars are compiled one after the other,
+# for half a second each at most, so that the last of four may wait for three.
 SECONDS, WAITING_SECONDS = 1.0, 4.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -198,7 +198,8 @@ def test_hostile_asks_are_answered_and_leave_nothing(tmp_path: Path) -> None:
     counts = Counter((path, status) for status, path, _ in told)
     print(
         f"{ASKS} asks: {dict(counts)}; seconds: median {np.median(seconds):.3f}, 99% "
-        f"{np.percentile(seconds, 99):.2f}, most {max(seconds):.2f}, alone {max(alone):.2f}; grown by {growth / 1e6:.0f} MB"
+        f"{np.percentile(seconds, 99):.2f}, most {max(seconds):.2f}, "
+        f"alone {max(alone):.2f}; grown by {growth / 1e6:.0f} MB"
     )
     assert max(alone) < SECONDS
     assert np.percentile(seconds, 99) < SECONDS
