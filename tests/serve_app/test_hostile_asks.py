@@ -1,5 +1,6 @@
 """5,000 hostile schemas, grammars, tools and histories, four at a time, over HTTP: each is
-answered, none by a fault of the server, none for long, and nothing is kept of them.
+answered, none by a fault of the server, in a second where it waits for no other, and nothing is
+kept of them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from tests.support.mock_server import HELLO
 from tests.support.real_server import running_server
 from tests.support.tool_chats import CALLED, CLOCK, RESULT, SHELL, WEATHER
 
-ASKS, WARMING, AT_ONCE = 5_000, 2_000, 4
+ASKS, WARMING, AT_ONCE, ALONE = 5_000, 2_000, 4, 1_000
 CACHE = ("--kv-cache-memory", "64MiB")  # full before memory is looked at: it grows as it fills
 GROWTH_BYTES = 100e6
-# By the clock of a machine that may be busy with other tests; the half of all is far below.
-SECONDS, USUAL_SECONDS = 20.0, 1.0
+# One that comes alone, and 99 of 100 of four at once; grammars are compiled one after the other,
+# for half a second each at most, so that the last of four may wait for three.
+SECONDS, WAITING_SECONDS = 1.0, 4.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 PIECES = (
@@ -188,6 +190,7 @@ def test_hostile_asks_are_answered_and_leave_nothing(tmp_path: Path) -> None:
             before = resident(whole)
             told = list(threads.map(ask, range(ASKS)))
         growth = resident(whole) - before
+        alone = [ask(number)[2] for number in range(ASKS + WARMING, ASKS + WARMING + ALONE)]
         assert server.process.poll() is None
         assert client.get("/health").status_code == 200
         assert server.metric("lexshard_engine_restarts_total") == 0
@@ -195,10 +198,12 @@ def test_hostile_asks_are_answered_and_leave_nothing(tmp_path: Path) -> None:
     counts = Counter((path, status) for status, path, _ in told)
     print(
         f"{ASKS} asks: {dict(counts)}; seconds: median {np.median(seconds):.3f}, 99% "
-        f"{np.percentile(seconds, 99):.2f}, most {max(seconds):.2f}; grown by {growth / 1e6:.0f} MB"
+        f"{np.percentile(seconds, 99):.2f}, most {max(seconds):.2f}, "
+        f"alone {max(alone):.2f}; grown by {growth / 1e6:.0f} MB"
     )
-    assert max(seconds) < SECONDS
-    assert np.percentile(seconds, 90) < USUAL_SECONDS
+    assert max(alone) < SECONDS
+    assert np.percentile(seconds, 99) < SECONDS
+    assert max(seconds) < WAITING_SECONDS
     assert growth < GROWTH_BYTES
     for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
         assert counts[path, 200] > 20, path
