@@ -124,31 +124,14 @@ def test_shards_and_samplers_on_other_nodes_say_what_one_process_says(
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
 
 
-@pytest.fixture(scope="module")
-def of_one_rank(requests: list[Request]) -> list[tuple[int, ...]]:
-    """Whose bits those of any number of ranks are, and not those of a body without."""
-    completions = run_and_close(Engine(configuration_of(tensor_parallel=1)), requests)
-    return [each.token_ids for each in completions]
-
-
-def test_ranks_on_other_nodes_say_what_one_rank_says(
-    of_one_rank: list[tuple[int, ...]], requests: list[Request]
+def test_ranks_on_other_nodes_say_what_one_rank_says_also_when_a_node_is_lost(
+    requests: list[Request],
 ) -> None:
     """They add up over sockets: two on one node, one on another, and the engine's."""
-    with raylets(1, 2, 1):
-        from lexshard.cluster.roles.actor import own_node
-
-        with reserved_engine(tensor_parallel=4) as engine:
-            assert len({own_node(), *_nodes_of(engine, "body")}) == NODES
-            found = run_and_close(engine, requests)
-    assert [each.token_ids for each in found] == of_one_rank
-
-
-def test_the_rank_of_a_lost_node_is_replaced_on_another_in_the_midst_of_a_step(
-    of_one_rank: list[tuple[int, ...]], requests: list[Request]
-) -> None:
-    with raylets(1, 1, 1) as cluster, reserved_engine(tensor_parallel=2) as engine:
-        [before] = [role.place for role in engine.roles() if role.place.node]
+    one = run_and_close(Engine(configuration_of(tensor_parallel=1)), requests)
+    with raylets(1, 2, 2, 2) as cluster, reserved_engine(tensor_parallel=4) as engine:
+        assert len(_nodes_of(engine, "body")) == NODES - 1
+        before = engine.roles()[3].place
         lost = next(node for node in cluster.worker_nodes if node.node_id == before.node)
 
         def lose() -> None:
@@ -158,7 +141,7 @@ def test_the_rank_of_a_lost_node_is_replaced_on_another_in_the_midst_of_a_step(
         tokens, seconds = _tokens_through_a_loss(engine, requests, lose)
         print(f"{seconds:.1f} s for the lost node of a rank")
         assert before.node not in _nodes_of(engine, "body")
-    assert tokens == of_one_rank
+    assert tokens == [each.token_ids for each in one]
 
 
 @pytest.mark.parametrize("spares", [0, 1])

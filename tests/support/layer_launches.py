@@ -26,7 +26,6 @@ from torch._inductor import config as inductor
 from torch._inductor import scheduler, utils
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -39,15 +38,15 @@ from tests.support.compile_only import AbsentGpu
 from tests.support.recorded_steps import Tape
 
 GPU = torch.device("cpu:0")  # with a number, as torch asks of a GPU
-MULTIPROCESSORS = 132
+PROPERTIES = CpuDeviceProperties(multi_processor_count=132)
 BLOCKS = 512  # of the widest context
 LAYERS = 2
 SHAPE = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": LAYERS}
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8}
 # Numbers of Python's that are put into a GPU's memory stay on the host.
 SILENT = ("empty", "empty_like", "new_empty", "scalar_tensor")
-ATTENTION = "torch.ops.lexshard.paged_attention"
-CALL = re.compile(rf"^ +(?:\w+ = )?(triton_\w+(?=\.run)|extern_kernels\.\w+|{ATTENTION})", re.M)
+# A GPU computes parts of a tensor where they are read, a CPU writes them side by side.
+OF_A_GPU = {"cpu_backend": "triton", "force_pointwise_cat": True, "fx_graph_cache": False}
 
 
 @contextmanager
@@ -66,16 +65,13 @@ def _as_on_a_gpu(codes: list[str], attended: list[str]) -> Iterator[None]:
     def attend_noted(*arguments: Any) -> torch.Tensor:
         with Tape() as tape:
             result = attend(*arguments)
-        attended.extend(
-            str(func)
-            for func, _, _, made in tape.calls
-            if not func.is_view and func.overloadpacket.__name__ not in SILENT
-            if any(each.numel() for each in tree_leaves(made) if isinstance(each, torch.Tensor))
-        )
+        for func, _, _, made in tape.calls:
+            writes = not func.is_view and func.overloadpacket.__name__ not in SILENT
+            if writes and isinstance(made, torch.Tensor) and made.numel():
+                attended.append(str(func))
         return result
 
     driver.set_active(AbsentGpu())  # type: ignore[arg-type]
-    properties = CpuDeviceProperties(MULTIPROCESSORS)
     groups = scheduler.ForeachKernelSchedulerNode
     by_triton: dict[str, Any] = {"implementation": "triton"}
     with ExitStack() as patches:
@@ -85,37 +81,29 @@ def _as_on_a_gpu(codes: list[str], attended: list[str]) -> Iterator[None]:
             (paged_attention, "attend_in_step", attend_noted),
             (paged_attention, "write_cache", partial(attention.write_cache, **by_triton)),
             (paged_attention, "paged_attention", partial(attention.paged_attention, **by_triton)),
-            (CpuInterface.Worker, "get_device_properties", lambda device: properties),
+            (CpuInterface.Worker, "get_device_properties", lambda device: PROPERTIES),
             (utils, "GPU_TYPES", [*utils.GPU_TYPES, GPU.type]),
             (scheduler, "has_triton", lambda: True),
             # What could be one launch; torch's own choice leaves out what is a CPU's.
             (groups, "group_algorithm_for_combo_kernels", lambda of: of._topological_sort_nodes()),
         ):
             patches.enter_context(patch.object(target, name, value))
-        # A GPU computes parts of a tensor where they are read, a CPU writes them side by side.
-        asked = {"cpu_backend": "triton", "force_pointwise_cat": True, "fx_graph_cache": False}
-        patches.enter_context(inductor.patch(asked))
-        patches.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        yield
-
-
-def _body() -> GeneralBody:
-    with torch.device(GPU):
-        model = AutoModelForCausalLM.from_config(
-            LlamaConfig(**SHAPE, **HEADS), dtype=torch.bfloat16, attn_implementation="eager"
-        )
-    body = GeneralBody(model.eval().requires_grad_(False), invariant=False)
-    body._cache_dtype = torch.bfloat16  # a CPU's would be float32
-    body.merge_products()
-    body.allocate_cache(BLOCKS)
-    return body
+        with inductor.patch(OF_A_GPU), FakeTensorMode(allow_non_fake_inputs=True):
+            yield
 
 
 def main() -> None:
     codes: list[str] = []
     attended: list[str] = []
     with _as_on_a_gpu(codes, attended):
-        body = _body()
+        with torch.device(GPU):
+            model = AutoModelForCausalLM.from_config(
+                LlamaConfig(**SHAPE, **HEADS), dtype=torch.bfloat16, attn_implementation="eager"
+            )
+        body = GeneralBody(model.eval().requires_grad_(False), invariant=False)
+        body._cache_dtype = torch.bfloat16  # a CPU's would be float32
+        body.merge_products()
+        body.allocate_cache(BLOCKS)
         for rows in (1, 64):
             row = torch.zeros(rows, dtype=torch.int32, device=GPU)
             inputs = StepInputs(row, row, row, row, row, row[:, None].expand(rows, BLOCKS))
@@ -125,7 +113,7 @@ def main() -> None:
             with suppress(RuntimeError):
                 body.compute(inputs)
             body.interpret_layers("for the next step")
-            own = [name for name in CALL.findall(codes.pop()) if name != ATTENTION]
+            own = re.findall(r"^ +(triton_\w+(?=\.run)|extern_kernels\.\w+)", codes.pop(), re.M)
             launches = [*own, *attended[: len(attended) // LAYERS]]
             print(f"{rows} rows: {len(launches)}", *launches, sep="\n    ", flush=True)
 

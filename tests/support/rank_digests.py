@@ -13,14 +13,12 @@ from lexshard.actors.messages import Request
 from lexshard.loadtest.token_digest import digest
 
 BACK_SECONDS = 15.0  # on a machine of its own, which takes 1.3 to 4.7
-MOST_SECONDS = 60.0
 
 
 def seconds_to_be_back() -> float:
-    """How long nobody may hear a token while a rank is replaced: where others take the cores, too,
-    its process starts slowly."""
+    """Where others take the cores, too, the process of a new rank starts slowly."""
     share = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(MOST_SECONDS, BACK_SECONDS * max(1.0, share))
+    return min(60.0, BACK_SECONDS * max(1.0, share))
 
 
 def told(engine: Engine, requests: list[Request]) -> str:
