@@ -165,6 +165,8 @@ def test_a_new_cache_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert allocated == [0] * body.num_layers
 
 
+# It looks into parts of torch that have no interface.
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="torch 2.13 alone")
 def test_a_layer_is_at_most_twelve_launches() -> None:
     """Llama 3.1 8B's shape, one sequence and 64: four products, attention, the joining of its
     splits, the cache write, two norms, the gate, the rotations and a sum."""
