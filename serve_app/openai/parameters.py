@@ -160,4 +160,5 @@ def _logit_bias(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[i
     if wrong:
         told = f"keys are token ids below {vocabulary}"
         raise bad_request(f"'logit_bias' has the key {', '.join(wrong[:5])}: {told}", "logit_bias")
-    return tuple(sorted((int(key), float(amount)) for key, amount in (bias or {}).items()))
+    # Of '7' and '07', which are one token, the last counts.
+    return tuple(sorted({int(key): float(each) for key, each in (bias or {}).items()}.items()))
