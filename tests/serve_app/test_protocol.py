@@ -271,7 +271,7 @@ def test_parameters_reach_the_engine() -> None:
         "repetition_penalty": 1.1,
         "presence_penalty": 1,
         "frequency_penalty": -1,
-        "logit_bias": {"7": 5, "3": -100},
+        "logit_bias": {"07": 9, "7": 5, "3": -100},
         "bad_words": ["no"],
         "allowed_token_ids": [3, 1, 3],
         "stop_token_ids": [5],
