@@ -35,10 +35,10 @@ BUDGETS = {
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch, 380 for draws from nuclei by bounds,
     # 330 for several steps by one call, 120 to load machine code alone
-    "actors": 24_560,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 24_590,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
-    # 650 for several steps at once, 50 for draws before masks, 60 for long constants, 40 to know
+    # 650 for several steps at once, 80 for draws before masks, 60 for long constants, 40 to know
     # soon whether guesses pay
     "cluster": 9_100,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
     # for ranks on GPUs, 80 to prove a body in a process that ends, 80 for what replicas share

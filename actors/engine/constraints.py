@@ -89,7 +89,7 @@ class Constraints:
     def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
         """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
         step which they are ``alone`` in or not; not of one that draws before its mask."""
-        asked = [(each, ()) for each in sequences if not (alone and _draws_first(each))]
+        asked = [(each, ()) for each in sequences if not (alone and self.draws_first(each))]
         self._begin(asked, alone=alone)
 
     def _begin(self, asked: Iterable[tuple[Sequence, tuple[int, ...]]], *, alone: bool) -> None:
@@ -122,15 +122,26 @@ class Constraints:
             sequence.wide = mask.count >= WIDE * self._vocabulary_size
         return tuple(map(found.get, sequences))
 
-    def allows(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether a token may follow that ``sequence`` drew before its mask. Where the grammar
-        refuses it, or cannot tell, the mask is wanted."""
+    def allowed(self, sequence: Sequence, token_ids: list[int]) -> int:
+        """How many of ``token_ids`` may follow, which ``sequence`` drew one after the other before
+        their masks. Where the grammar refuses one, or cannot tell, its mask is wanted."""
         assert sequence.matcher is not None
         try:
-            sequence.wide = sequence.matcher.accepted((token_id,)) == 1
+            count = sequence.matcher.accepted(token_ids)
         except GrammarError:
-            sequence.wide = False
-        return sequence.wide
+            count = 0
+        sequence.wide = count == len(token_ids)
+        return count
+
+    def draws_first(self, sequence: Sequence) -> bool:
+        """Whether a sequence that is alone draws before its mask is made: the best of all tokens is
+        the best of those that a mask holds, if that holds it. To make a mask, and to have the
+        search read it, takes a small model a tenth of a step; whether one token may follow is soon
+        said. Not where the grammar says what must follow, though it takes others; nor where clients
+        are told what was read."""
+        asked = sequence.request.parameters
+        told = asked.certificate or asked.receipt
+        return sequence.wide and sequence.state.kind == "top1" and not told
 
     def draws_behind(self, sequence: Sequence, token_id: int) -> bool:
         """Whether a sequence draws the token behind ``token_id``, which it was given: no grammar
@@ -209,13 +220,3 @@ class Constraints:
         """Ends what makes masks."""
         if self._step_masks is not None:
             self._step_masks.close()
-
-
-def _draws_first(sequence: Sequence) -> bool:
-    """Whether a sequence draws before its mask is made: the best of all tokens is the best of those
-    that a mask holds, if that holds it. To make a mask, and to have the search read it, takes a
-    small model a tenth of a step; whether one token may follow is soon said. Not where the grammar
-    says what must follow, though it takes others; nor where clients are told what was read."""
-    asked = sequence.request.parameters
-    told = asked.certificate or asked.receipt
-    return sequence.wide and sequence.state.kind == "top1" and not told

@@ -240,7 +240,7 @@ def test_other_weights_are_told_of_every_receipt(
     tmp_path: Path,
     prompt_ids: list[tuple[int, ...]],
 ) -> None:
-    every = receipt_requests(prompt_ids, 64)
+    every = receipt_requests([(index, *ids) for index, ids in enumerate(8 * prompt_ids)], 1000)
     asked = [each for each in every if each.parameters.min_tokens <= each.parameters.max_tokens]
     engine = demo_engine(max_model_len=128)
     try:
@@ -259,4 +259,4 @@ def test_other_weights_are_told_of_every_receipt(
     told = json.loads(verdicts.read_text())
     assert [each["reason"] for each in told] == ["other model"] * len(asked)
     if altered is requantised:  # most say another token, or a logit of other bits, too
-        assert sum(each["equal_tokens"] < each["tokens"] for each in told) > 32
+        assert sum(each["equal_tokens"] < each["tokens"] for each in told) > len(told) / 2

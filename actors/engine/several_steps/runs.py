@@ -42,6 +42,10 @@ from lexshard.kernels.steps import Places
 MOST_SECONDS = 0.016
 # What is asked meanwhile is not seen inside a call: steps that one call takes last so long at most.
 CALL_SECONDS = 0.0025
+# Tokens that one call draws before their masks are known: so many that, of those that came to
+# nothing lately, this part of one is among them. One that is refused costs the steps behind it.
+REFUSED_OF_A_CALL = 0.4
+REFUSALS_AT_FIRST, REFUSALS_OVER = 0.1, 32  # a share, and of how many tokens it is a mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +109,7 @@ class Runs:
         self._eos_ids = eos_ids
         # Of the last run, and of how many rows; before the first, in a warm-up, as if it took none.
         self._step_seconds, self._rows = 1e-6, 1
+        self._refusals = REFUSALS_AT_FIRST
         self.several = True
 
     def take(
@@ -141,14 +146,43 @@ class Runs:
 
     def _go_on(self, run: _Run, several: int) -> bool:
         """Takes ``several`` steps by one call, or one step; whether another one may follow."""
-        at_once = self._several(run, several) if several > 1 and not run.masked else None
+        if run.masked:
+            several = min(several, self._before_masks(run))
+        at_once = self._several(run, several) if several > 1 else None
         if at_once is None:
             return self._one(run)
-        goes_on, count = True, len(run.sequences)
-        for step, tokens in enumerate(at_once.tokens):
+        goes_on, count, drawn = True, len(run.sequences), len(at_once.tokens)
+        allowed = self._allowed(run, at_once.tokens) if run.masked else drawn
+        for step, tokens in enumerate(at_once.tokens[:allowed]):
             decisions = list(map(RowDecision, tokens))
             goes_on = self._took(run, decisions, at_once.candidates, step * count)
-        return goes_on if at_once.hidden is None else self._one(run, at_once.hidden, at_once.left)
+            if not goes_on:  # it is the last, or a grammar says what follows
+                allowed = step + 1
+                break
+        if run.masked:
+            self._learn(allowed, cut=allowed < drawn)
+        if allowed < drawn:
+            run.draws.forget()
+            return goes_on and self._one(run)
+        if not goes_on or at_once.hidden is None:
+            return goes_on
+        return self._one(run, at_once.hidden, at_once.left)
+
+    def _before_masks(self, run: _Run) -> int:
+        """How many steps of rows with grammars one call may take."""
+        alone = len(run.sequences) == 1
+        if not (alone and self._constraints.draws_first(run.sequences[0])):
+            return 1
+        return int(REFUSED_OF_A_CALL / self._refusals)
+
+    def _allowed(self, run: _Run, tokens: list[list[int]]) -> int:
+        """How many of ``tokens`` [T, 1], drawn before their masks, the grammar allows."""
+        return self._constraints.allowed(run.sequences[0], [token for [token] in tokens])
+
+    def _learn(self, counted: int, *, cut: bool) -> None:
+        """Of what was drawn before masks so many tokens count; was another one ``cut`` off?"""
+        self._refusals *= (1.0 - 1.0 / REFUSALS_OVER) ** counted
+        self._refusals += cut * (1.0 - self._refusals) / REFUSALS_OVER
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""
@@ -180,7 +214,9 @@ class Runs:
         decided = None if found is None else run.draws.draw(hidden, found, left)
         if masked and not found and decided is not None:
             [drawn] = decided[0]
-            if not self._constraints.allows(sequences[0], drawn.token_id):
+            allowed = self._allowed(run, [[drawn.token_id]])
+            self._learn(allowed, cut=not allowed)
+            if not allowed:
                 self._constraints.begin(masked, alone=True)
                 found = self._constraints.begun(sequences)
                 decided = None if found is None else run.draws.draw(hidden, found)
@@ -325,6 +361,10 @@ class _Draws:
         steady.advance()
         return decided
 
+    def forget(self) -> None:
+        """Steps were taken that do not count."""
+        self._masks = None
+
     def _steady_rows(self, masks: tuple[Mask | None, ...]) -> SteadyRows | None:
         if masks != self._masks:
             self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
@@ -334,7 +374,7 @@ class _Draws:
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
     ) -> Decided | None:
         if self._steady is not None:
-            self._masks = None  # it is of another position then
+            self.forget()  # it is of another position then
         asked = RowNames(self._names, masks=masks)
         try:
             candidates = self._head.candidates(torch.from_numpy(hidden), asked)

@@ -481,9 +481,9 @@ def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
 def test_inside_a_string_hardly_any_mask_is_made(
     together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
-    """The first, and those of what the grammar refuses."""
+    """The first, and those of what the grammar refuses; what a call draws is asked at once."""
     asked = replace(PLAIN, ignore_eos=False, grammar=WIDE_STRING, max_tokens=300)
-    made = tokens = 0
+    made = tokens = drawn = 0
     for index, prompt in enumerate(prompt_ids[:4]):
         assert together.submit(Request("s", 0, prompt[:30], replace(asked, seed=index))) is None
         [sequence] = together.sequences("s")
@@ -492,15 +492,22 @@ def test_inside_a_string_hardly_any_mask_is_made(
         while together.sequences("s"):
             tokens += sum(len(each.token_ids) for each in together.step())
         made += counted.masked
+        drawn = max(drawn, counted.drawn)
     assert tokens > 100
     assert made < 0.1 * tokens
+    assert drawn >= 4
 
 
 class Counted:
-    """Says what ``matcher`` says, and counts the masks that it makes."""
+    """Says what ``matcher`` says, and counts the masks that it makes and the most tokens of which
+    it is asked at once whether they may follow."""
 
     def __init__(self, matcher: Any) -> None:
-        self._matcher, self.masked = matcher, 0
+        self._matcher, self.masked, self.drawn = matcher, 0, 0
+
+    def accepted(self, guesses: Any) -> Any:
+        self.drawn = max(self.drawn, len(guesses))
+        return self._matcher.accepted(guesses)
 
     def masks(self, guesses: Any) -> Any:
         self.masked += 1
