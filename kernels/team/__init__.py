@@ -8,6 +8,7 @@ a server at rest takes nothing.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -17,10 +18,12 @@ import numpy.typing as npt
 from lexshard.kernels.team.cores import pin
 
 PAGE_WORDS = 512
-# The most of the time of those beside the caller that may be lost in so many steps, before the
-# caller goes on alone for so many.
-MOST_LOST, TURNS = 0.15, 4
-LEAST_ALONE, MOST_ALONE = 32, 1024
+# The most of the time of those beside the caller that may be lost of so many nanoseconds of theirs,
+# before the caller goes on alone for so many seconds: not for so many steps, of which a run of a
+# small model has thousands in one second and a large one ten. Where a neighbour keeps a core for
+# 20 ms, that is what it takes to find out, so the caller is alone for longer then.
+MOST_LOST, JUDGED = 0.15, 2_000_000
+LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST = 0.02, 1.0, 10.0
 
 
 class Team:
@@ -54,7 +57,7 @@ class Team:
         """What was lost until now does not count."""
         from lexshard.kernels.team import jobs
 
-        self._turns, self._alone, self._longer = 0, 0, LEAST_ALONE
+        self._alone_until, self._longer = 0.0, LEAST_ALONE
         self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
 
     def rouse(self) -> bool:
@@ -65,15 +68,14 @@ class Team:
         """
         from lexshard.kernels.team import jobs
 
-        if self._alone:
-            self._alone -= 1
+        now = time.monotonic()
+        if now < self._alone_until:
             return False
-        self._turns += 1
-        if self._turns % TURNS == 0:
-            lost, shared = self.words[jobs.LOST], self.words[jobs.SHARED]
+        lost, shared = self.words[jobs.LOST], self.words[jobs.SHARED]
+        if shared >= JUDGED:
             self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
             if lost > MOST_LOST * shared:
-                self._alone = self._longer
+                self._alone_until = now + max(self._longer, ALONE_FOR_LOST * lost / 1e9)
                 self._longer = min(2 * self._longer, MOST_ALONE)
                 return False
             self._longer = LEAST_ALONE

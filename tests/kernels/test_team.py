@@ -144,23 +144,36 @@ def test_sleeping_threads_take_nothing_and_wake_up(team: Team) -> None:
     assert rounds(team, 4) == expected
 
 
-def test_a_caller_goes_on_alone_while_others_are_kept_waiting(team: Team) -> None:
-    def steps(count: int) -> int:
-        """How many of so many steps have the team."""
-        together = 0
-        for _ in range(count):
-            team.words[jobs.SHARED] += 1000
-            team.words[jobs.LOST] += lost
-            together += team.rouse()
-        return together
+def test_a_caller_goes_on_alone_while_others_are_kept_waiting(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no longer than a moment where that was a moment, however short its steps are."""
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
 
-    lost = 0
-    assert steps(50) == 50
-    lost = 900
-    assert steps(MOST_ALONE) < MOST_ALONE / 20
-    lost = 0
-    steps(2 * MOST_ALONE)
-    assert steps(50) == 50
+    def together(seconds: float, lost: float) -> float:
+        """The share of steps of 1 ms that have the team, of which such a share is lost."""
+        nonlocal clock
+        count = round(seconds * 1000)
+        found = 0
+        for _ in range(count):
+            if team.rouse():
+                team.words[jobs.SHARED] += 1_000_000
+                team.words[jobs.LOST] += round(lost * 1_000_000)
+                found += 1
+            clock += 0.001
+        return found / count
+
+    assert together(1.0, 0.1) == 1.0
+    assert together(20.0, 0.9) < 0.02
+    clock += MOST_ALONE
+    assert together(1.0, 0.0) == 1.0
+    together(0.003, 0.9)
+    assert not team.rouse()
+    assert together(0.1, 0.0) > 0.7
+    team.words[jobs.SHARED], team.words[jobs.LOST] = 20_000_000, 18_000_000
+    assert together(0.15, 0.0) == 0.0
+    assert together(0.1, 0.0) > 0.6
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import Certificate, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
+from lexshard.kernels import pool
 from lexshard.kernels.certified import Certified
 from lexshard.kernels.steps import Places
 
@@ -128,6 +129,7 @@ class Runs:
         several = int(min(CALL_SECONDS, MOST_SECONDS) / expected)
         goes_on, past = True, 0.0
         while goes_on:
+            pool.begin_step(len(sequences))
             goes_on = self._go_on(run, min(several, most - run.taken.steps))
             past = time.perf_counter() - began
             steps = run.taken.steps
