@@ -79,7 +79,8 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # vLLM talks
-    engine, turn = None, 0
+    engine: Any = None
+    turn = 0
 
     def tell(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")

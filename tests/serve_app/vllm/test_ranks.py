@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.support.vllm_engines import MISSING, PYTHON, PluginEngine, plugin_engine
+from tests.support.vllm_engines import DEMO, MISSING, PYTHON, PluginEngine, plugin_engine
 
 pytestmark = pytest.mark.slow
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -39,12 +43,9 @@ def shared() -> Iterator[PluginEngine]:
     yield from engines(plugin=True)
 
 
-def test_greedy_texts_are_those_of_vllm_with_two_ranks(
-    shared: PluginEngine, prompts: list[list[int]]
-) -> None:
-    ours = shared.tokens(prompts, GREEDY)
-    assert "left to vLLM" not in shared.counts()
-    for plain in engines(plugin=False):
+def assert_vllms_own(prompts: list[list[int]], ours: list[list[int]], **arguments: Any) -> None:
+    """The greedy texts are those of vLLM, up to where its two best logits are a rounding apart."""
+    for plain in engines(plugin=False, **arguments):
         theirs, found = plain.answers(prompts, {**GREEDY, "logprobs": 2})
     for own, other, at in zip(ours, theirs, found, strict=True):
         for token, vllms, scores in zip(own, other, at, strict=True):
@@ -52,6 +53,34 @@ def test_greedy_texts_are_those_of_vllm_with_two_ranks(
                 best, second = sorted((value for _, value, _ in scores), reverse=True)[:2]
                 assert best - second < 1e-4
                 break
+
+
+def test_greedy_texts_are_those_of_vllm_with_two_ranks(
+    shared: PluginEngine, prompts: list[list[int]]
+) -> None:
+    ours = shared.tokens(prompts, GREEDY)
+    assert "left to vLLM" not in shared.counts()
+    assert_vllms_own(prompts, ours)
+
+
+def test_parts_may_begin_in_the_midst_of_a_block_and_end_with_padding(
+    prompts: list[list[int]], tmp_path: Path
+) -> None:
+    size = 16_290  # of which the first rank has 8,160: 127.5 blocks
+    folder = copytree(DEMO, tmp_path / "cut")
+    configuration = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changed = json.dumps({**configuration, "vocab_size": size})
+    (folder / "config.json").write_text(changed, encoding="utf-8")
+    weights = load_file(folder / "model.safetensors")
+    full = configuration["vocab_size"]
+    cut = {name: each[:size] if len(each) == full else each for name, each in weights.items()}
+    own = {name: each.contiguous() for name, each in cut.items()}
+    save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
+    known = [[token % size for token in prompt] for prompt in prompts[:60]]
+    for engine in engines(plugin=True, model=str(folder)):
+        ours = engine.tokens(known, GREEDY)
+        assert "left to vLLM" not in engine.counts()
+    assert_vllms_own(known, ours, model=str(folder))
 
 
 def test_a_seed_says_the_same_in_any_batch_and_all_of_it_is_certified(

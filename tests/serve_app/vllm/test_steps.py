@@ -465,7 +465,7 @@ def on_ranks(ranks: int, work: Callable[[Rounds], Told]) -> list[Told]:
 
 def parts_of(values: torch.Tensor, ranks: int) -> tuple[torch.Tensor, ...]:
     """As vLLM cuts them: the same number for each rank, with padding."""
-    padded = torch.zeros(-(-len(values) // 64) * 64, *values.shape[1:])
+    padded = values.new_zeros(-(-len(values) // 64) * 64, *values.shape[1:])
     padded[: len(values)] = values
     return padded.chunk(ranks)
 
@@ -493,13 +493,18 @@ def texts(head: PluginHead, weight: torch.Tensor) -> list[list[Answer | None]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "ranks", "biased"), [(500, 2, False), (300, 2, True), (300, 4, False)]
+    ("size", "ranks", "biased", "dtype"),
+    [
+        (500, 2, False, torch.float32),
+        (300, 2, True, torch.float32),
+        (300, 4, False, torch.bfloat16),
+    ],
 )
 def test_ranks_with_a_part_of_the_head_each_say_what_one_with_all_of_it_says(
-    size: int, ranks: int, biased: bool, weight: torch.Tensor
+    size: int, ranks: int, biased: bool, dtype: torch.dtype, weight: torch.Tensor
 ) -> None:
     """Of 300 tokens, parts begin in the midst of a block."""
-    own = weight[:size]
+    own = weight[:size].to(dtype)
     bias = hidden_states(size, seed=9)[:, 0].contiguous() if biased else None
     parts = parts_of(own, ranks)
     biases = [None] * ranks if bias is None else parts_of(bias, ranks)
@@ -511,7 +516,7 @@ def test_ranks_with_a_part_of_the_head_each_say_what_one_with_all_of_it_says(
     alone = texts(PluginHead(own, bias, None, 1.0, size), own)
     assert on_ranks(ranks, rank) == [alone] * ranks
     for turn, answers in enumerate(alone):
-        logits = hidden_states(1, seed=turn) @ own.T + (0.0 if bias is None else bias)
+        logits = hidden_states(1, seed=turn) @ own.float().T + (0.0 if bias is None else bias)
         assert answers[0] is not None
         assert answers[0][0].token_id == int(logits.argmax())
 
