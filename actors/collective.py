@@ -74,17 +74,13 @@ def no_traffic() -> dict[Operation, Traffic]:
     return {operation: Traffic() for operation in OPERATIONS}
 
 
-class Collective(Protocol):
-    """A group of ``size`` processes, this one being ``rank``; rank 0 is the root.
-
-    All processes call the same operations in the same order. Each raises `CollectiveTimeoutError`
-    or `CollectiveLostError` where another process does not do its part; from then on every one
-    does. One thread uses it.
+class Rounds(Protocol):
+    """What a step of a sharded head needs of a group of ``size`` processes, this one being
+    ``rank``; rank 0 is the root. All processes call the same operations in the same order.
     """
 
     rank: int
     size: int
-    traffic: Mapping[Operation, Traffic]
 
     def broadcast(self, message: bytes | None = None, *, patient: bool = False) -> bytes:
         """The root's message, everywhere; the others give none.
@@ -94,18 +90,27 @@ class Collective(Protocol):
         """
         ...
 
-    def broadcast_hidden(
-        self, hidden: torch.Tensor | None, rows: int, columns: int
-    ) -> torch.Tensor:
-        """The root's hidden states [rows, columns] fp32, everywhere, where the shard needs them."""
-        ...
-
     def all_reduce_max(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The largest of all processes' ``values`` [n], none of them NaN, entry by entry."""
         ...
 
     def gather(self, message: bytes) -> tuple[bytes, ...]:
         """Every process' message, of any length, in order of rank at the root; () elsewhere."""
+        ...
+
+
+class Collective(Rounds, Protocol):
+    """A group that lives for its head alone. Each operation raises `CollectiveTimeoutError` or
+    `CollectiveLostError` where another process does not do its part; from then on every one does.
+    One thread uses it.
+    """
+
+    traffic: Mapping[Operation, Traffic]
+
+    def broadcast_hidden(
+        self, hidden: torch.Tensor | None, rows: int, columns: int
+    ) -> torch.Tensor:
+        """The root's hidden states [rows, columns] fp32, everywhere, where the shard needs them."""
         ...
 
     def barrier(self) -> None:

@@ -16,6 +16,7 @@ from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.decision.warm_up import KINDS
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.output_head import OutputHead
+from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sequence_head import SequenceHead
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
@@ -58,17 +59,17 @@ class DrawingHead:
         self.states = SequenceStates(vocabulary_size, (), CAPACITY)
         self.masks = Masks(vocabulary_size)
         self._weight = weight
-        spread = torch.linspace(0, vocabulary_size - 1, COMPARED_ROWS, device=weight.device)
+        last = min(len(weight), vocabulary_size) - 1
+        spread = torch.linspace(0, last, COMPARED_ROWS, device=weight.device)
         self._places = spread.long()
         self._compared = weight[self._places].clone()
-        own = weight.detach()[:vocabulary_size]
-        own = own.bfloat16() if fits_bfloat16(own) else own
-        self._head = SequenceHead(_shard(own, bias, softcap, scale, vocabulary_size), self.states)
+        shard = self._shard(weight.detach(), bias, softcap, scale)
+        self._head = SequenceHead(shard, self.states)
         threads = torch.get_num_threads()
         pool.set_threads(threads)
         sampler = Sampler(SamplerSettings(vocabulary_size, (), threads), self.states)
         self._decisions = OwnDecisions(sampler, self.states)
-        self._warm_up(own[: len(WARM_UP)].float())  # not all alike, as zeros would be
+        self._warm_up(weight.detach()[: len(WARM_UP)].float())  # not all alike, as zeros would be
 
     def is_current(self) -> bool:
         """Whether the weights are those of before, by some of their rows: training changes all."""
@@ -77,14 +78,20 @@ class DrawingHead:
     def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
         """A decision per row of ``hidden`` [N, d], whose rows are ``names``; None where no token is
         left. Raises `NonFiniteHiddenError`."""
-        return self._decide(hidden, names)[1]
-
-    def _decide(
-        self, hidden: torch.Tensor, names: RowNames
-    ) -> tuple[Candidates, list[RowDecision | None]]:
         pool.begin_step(len(hidden))
         found = self._head.candidates(hidden.detach().float().contiguous(), names)
-        return found, self._decisions.submit(0, names, found).result()
+        return self._decided(names, found)
+
+    def _decided(self, names: RowNames, found: Candidates) -> list[RowDecision | None]:
+        """A decision per row of ``names``, whose candidates are ``found``."""
+        return self._decisions.submit(0, names, found).result()
+
+    def _shard(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, scale: float
+    ) -> OutputHead:
+        """What finds the candidates."""
+        every = OwnedRows.every(self.vocabulary_size)
+        return screened_shard(weight, bias, softcap, scale, every)
 
     def _warm_up(self, hidden: torch.Tensor) -> None:
         """Drives what most steps need, so that no request waits for a compiler."""
@@ -97,23 +104,25 @@ class DrawingHead:
             self.states.close(sequence)
 
 
-def _shard(
-    weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, scale: float, size: int
+def screened_shard(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    softcap: float | None,
+    scale: float,
+    owned: OwnedRows,
 ) -> OutputHead:
-    tier = quantize(weight.cpu(), "int8")
-    if weight.is_cuda:
+    """A shard of the ``owned`` tokens, which the first rows of ``weight`` are, screened in int8.
+    Raises ValueError where weights or bias are not finite."""
+    own = weight[: len(owned.ids)]
+    own = own.bfloat16() if fits_bfloat16(own) else own
+    head = own, bias, softcap, scale, owned.vocabulary_size
+    tier = quantize(own.cpu(), "int8")
+    if own.is_cuda:
         from lexshard.actors.head.gpu.device_shard import DeviceShard  # needs Triton
 
-        return DeviceShard(weight, bias, softcap, scale, size, tier, device=weight.device)
+        return DeviceShard(*head, tier, device=own.device, owned=owned)
     # A copy that is made when a screen needs it: most heads never do.
-    packed = cache(lambda: pack(weight))
+    packed = cache(lambda: pack(own))
     dense = lambda hidden: linear(hidden, weight=packed())  # noqa: E731
-    return Shard(
-        weight,
-        bias,
-        softcap,
-        scale,
-        size,
-        linear=dense,
-        ladder=Ladder({"int8": tier}, ((1, "int8"),)),
-    )
+    ladder = Ladder({"int8": tier}, ((1, "int8"),))
+    return Shard(*head, linear=dense, ladder=ladder, owned=owned)

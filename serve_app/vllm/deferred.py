@@ -98,8 +98,8 @@ def making_ready(load_model: Callable[..., None]) -> Callable[..., None]:
     def load(runner: Any, *args: Any, **kwargs: Any) -> None:
         load_model(runner, *args, **kwargs)
         configuration = runner.model_config
-        parallel = runner.vllm_config.parallel_config.world_size > 1
-        if parallel or runner.lora_config or configuration.runner_type == "pooling":
+        stages = runner.vllm_config.parallel_config.pipeline_parallel_size > 1
+        if stages or runner.lora_config or configuration.runner_type == "pooling":
             return
         shape = 1, configuration.get_hidden_size()
         try:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from llvmlite.binding import ffi
 
+from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.sampler import token_logprobs
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.standalone.drawing_head import DrawingHead
@@ -36,24 +37,24 @@ def head_refusal(processor: Any, lm_head: Any, bias: torch.Tensor | None) -> str
     method = type(getattr(lm_head, "quant_method", None)).__name__
     refusals = {
         "a model that computes its logits itself": processor.logits_as_input,
-        "an output head that is cut across tensor-parallel ranks": lm_head.tp_size > 1,
+        "added vocabulary that is cut across tensor-parallel ranks": lm_head.tp_size > 1
+        and lm_head.num_added_embeddings > 0,
         f"an output head with {method}": method not in UNQUANTISED,
         "both a soft cap and a scale": processor.soft_cap is not None and processor.scale != 1.0,
         f"a logit scale of {processor.scale}": processor.scale <= 0,
         "output weights of another type than float32 and bfloat16": weight is None
         or weight.dtype not in (torch.float32, torch.bfloat16),
         "fewer output rows than tokens": weight is not None
-        and min(len(weight), rows if bias is None else len(bias)) < rows,
+        and lm_head.tp_size * min(len(weight), rows if bias is None else len(bias)) < rows,
     }
     return next((reason for reason, holds in refusals.items() if holds), None)
 
 
 class PluginHead(DrawingHead):
-    """With log-probabilities as vLLM gives them."""
+    """With log-probabilities as vLLM gives them: those within the mask of the row."""
 
-    def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
-        """As of a `DrawingHead`; log-probabilities are those within the mask of the row."""
-        found, decided = self._decide(hidden, names)
+    def _decided(self, names: RowNames, found: Candidates) -> list[RowDecision | None]:
+        decided = super()._decided(names, found)
         for row, mask in enumerate(names.masks):
             scored = decided[row]
             if mask is not None and scored is not None and scored.logprobs is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,10 @@ class CertifiedLogitsProcessor(LogitsProcessor):
             "models with LoRA adapters": configuration.lora_config is not None,
             "watermarks": getattr(configuration, "watermark_config", None) is not None,
             "models in several stages of a pipeline": stages.pipeline_parallel_size > 1,
+            "prompts that ranks share out": stages.prefill_context_parallel_size > 1,
+            "requests that ranks share out": stages.enable_batch_sharded_sampling,
+            "tensor-parallel ranks that change": stages.enable_elastic_ep
+            and stages.tensor_parallel_size > 1,
             "a head of another type": self.head_dtype not in (None, torch.float32, torch.bfloat16),
         }
         self._refusal = next((reason for reason, holds in refusals.items() if holds), None)
@@ -42,8 +48,8 @@ class CertifiedLogitsProcessor(LogitsProcessor):
     ) -> Any:
         own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
         steps = None
-        if is_deferring() and not skip_gather and hidden_states.ndim == 2:
-            steps = self._certified(lm_head, embedding_bias)
+        if is_deferring() and hidden_states.ndim == 2:
+            steps = None if skip_gather else self._certified(lm_head, embedding_bias)
             if self._refusal is not None:
                 TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
         if steps is None:
@@ -54,7 +60,9 @@ class CertifiedLogitsProcessor(LogitsProcessor):
     def _certified(self, lm_head: Any, bias: torch.Tensor | None) -> CertifiedSteps | None:
         """What decides steps, made for the weights of now."""
         # Not before: see `lexshard.serve_app.vllm.asked`.
+        from lexshard.serve_app.vllm.group import TensorParallelGroup
         from lexshard.serve_app.vllm.head import PluginHead, head_refusal
+        from lexshard.serve_app.vllm.shared_head import SharedHead
         from lexshard.serve_app.vllm.steps import CertifiedSteps
 
         if self._steps is not None and not self._steps.head.is_current():
@@ -63,10 +71,12 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         if self._steps is None and self._refusal is None:
             self._refusal = head_refusal(self, lm_head, bias)
         if self._steps is None and self._refusal is None:
-            size = self.org_vocab_size
+            size, group = self.org_vocab_size, TensorParallelGroup()
+            own = lm_head.weight, bias, self.soft_cap, self.scale, size
+            seeds = Random(group.broadcast(secrets.token_bytes(32)))  # the same on every rank
             try:
-                head = PluginHead(lm_head.weight, bias, self.soft_cap, self.scale, size)
-                self._steps = CertifiedSteps(head, self._logprobs_mode)
+                head = SharedHead(*own, group) if lm_head.tp_size > 1 else PluginHead(*own)
+                self._steps = CertifiedSteps(head, self._logprobs_mode, seeds)
                 logger.info("lexshard certifies the draws from %d tokens", size)
             except (ValueError, ImportError) as error:
                 self._refusal = str(error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from random import Random, SystemRandom
 from typing import Any
 
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
@@ -32,10 +32,12 @@ class _Followed:
 
 @dataclass(slots=True, eq=False)
 class CertifiedSteps:
-    """``head`` with the requests it draws for. ``logprobs_mode`` is vLLM's."""
+    """``head`` with the requests it draws for. ``logprobs_mode`` is vLLM's. ``seeds`` are those of
+    requests without one, the same on ranks that draw alike."""
 
     head: PluginHead
     logprobs_mode: str
+    seeds: Random = field(default_factory=SystemRandom)
     _followed: dict[str, _Followed] = field(default_factory=dict)
     _opened: int = 0
 
@@ -117,7 +119,8 @@ class CertifiedSteps:
         if refusal is not None or min(tokens, default=0) < 0:
             return refusal or UNKNOWN
         seed = asked.parameters.seed
-        parameters = translated(asked.parameters, secrets.randbits(63) if seed is None else seed)
+        seed = self.seeds.getrandbits(63) if seed is None else seed
+        parameters = translated(asked.parameters, seed)
         prompt, output = tokens[: asked.prompt_length], tokens[asked.prompt_length :]
         request = Request(asked.request_id, 0, prompt, parameters, resumed_ids=output)
         rules = OutputRules(parameters, self.head.vocabulary_size, len(prompt))

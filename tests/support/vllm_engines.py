@@ -38,7 +38,7 @@ class PluginEngine:
         return self.answers(prompts, parameters)[0]
 
     def counts(self) -> str:
-        """What the plugin has decided so far."""
+        """What the plugin has decided so far; of ranks that differ, what each has."""
         return str(self._process.ask({"counts": True})["counts"])
 
 
@@ -46,9 +46,11 @@ class PluginEngine:
 def plugin_engine(*, plugin: bool, **arguments: Any) -> Iterator[PluginEngine]:
     """An engine of the demo with these ``arguments`` of vLLM's ``LLM``, in float32 unless they say
     otherwise."""
-    cores = sorted(os.sched_getaffinity(0))[:1]
+    cores, ranks = sorted(os.sched_getaffinity(0)), arguments.get("tensor_parallel_size", 1)
+    own = [str(cores[rank % len(cores)]) for rank in range(ranks)]
     environment = {
-        **vllm_environment(PYTHON, cores, 1),
+        **vllm_environment(PYTHON, cores[:1], 1),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
         "VLLM_PLUGINS": "lexshard" if plugin else "",
     }
     load = {

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.candidates import Candidates
-from lexshard.actors.collective import ROOT, Collective
+from lexshard.actors.collective import ROOT, Rounds
 from lexshard.actors.head.exchange import (
     MASS_NEEDS,
     AnyMassShard,
@@ -64,7 +64,7 @@ class ShardStep:
         self,
         shard: AnyMassShard,
         owned_ids: Sequence[npt.NDArray[np.int32]],
-        collective: Collective,
+        collective: Rounds,
     ) -> None:
         self._shard = shard
         self._owned_ids = tuple(owned_ids)

@@ -61,8 +61,8 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
     }
 
 
-def counts() -> str | None:
-    """What the plugin says that it has decided, where it is on."""
+def counts(worker: Any) -> str | None:
+    """What the plugin in the process of a ``worker`` has decided, where it is on."""
     module = sys.modules.get("lexshard.serve_app.vllm.tally")
     return None if module is None else str(module.TALLY.as_words())
 
@@ -79,7 +79,8 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # vLLM talks
-    engine, turn = None, 0
+    engine: Any = None
+    turn = 0
 
     def tell(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -94,7 +95,8 @@ def main() -> None:
             engine = LLM(**asked["load"]).llm_engine
             tell({})
         elif "counts" in asked:
-            tell({"counts": counts()})
+            told = engine.collective_rpc(counts)
+            tell({"counts": " / ".join(dict.fromkeys(map(str, told)))})  # of ranks alike, once
         else:
             turn += 1
             tell(batch(engine, asked, turn))

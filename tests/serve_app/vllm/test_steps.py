@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.collective import Rounds
 from lexshard.serve_app.vllm import tally
-from lexshard.serve_app.vllm.asked import AskedRequest, as_tensors, mask_rows, mask_words
+from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_rows, mask_words
 from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
 from lexshard.serve_app.vllm.head import PluginHead, head_refusal
 from lexshard.serve_app.vllm.requests import request_refusal
+from lexshard.serve_app.vllm.shared_head import SharedHead
 from lexshard.serve_app.vllm.steps import CertifiedSteps
 from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
 from lexshard.serve_app.vllm.v2_runner import BUILT_IN, batch_refusal, drawn_by_head
 from tests.support.paths import ROOT
+from tests.support.thread_shards import thread_group
 
 SIZE, COLUMNS = 500, 32
 RAW = "raw_logprobs"
@@ -320,7 +325,9 @@ def test_requests_that_are_left_to_vllm_have_a_reason(
 
 
 def test_heads_that_are_left_to_vllm_have_a_reason(weight: torch.Tensor) -> None:
-    def refusal(tp_size: int = 1, values: torch.Tensor = weight, **changed: Any) -> str | None:
+    def refusal(
+        tp_size: int = 1, added: int = 0, values: torch.Tensor = weight, **changed: Any
+    ) -> str | None:
         settings = {
             "logits_as_input": False,
             "soft_cap": None,
@@ -328,11 +335,15 @@ def test_heads_that_are_left_to_vllm_have_a_reason(weight: torch.Tensor) -> None
             "org_vocab_size": SIZE,
         }
         method = type("UnquantizedEmbeddingMethod", (), {})()
-        layer = SimpleNamespace(weight=values, quant_method=method, tp_size=tp_size)
+        layer = SimpleNamespace(
+            weight=values, quant_method=method, tp_size=tp_size, num_added_embeddings=added
+        )
         return head_refusal(SimpleNamespace(**{**settings, **changed}), layer, None)
 
     assert refusal() is None
-    assert "tensor-parallel" in str(refusal(tp_size=2))
+    assert refusal(tp_size=2, values=weight[: SIZE // 2]) is None
+    assert "fewer" in str(refusal(tp_size=2, values=weight[: SIZE // 2 - 1]))
+    assert "tensor-parallel" in str(refusal(tp_size=2, added=3))
     assert "type" in str(refusal(values=weight.half()))
     assert "soft cap" in str(refusal(soft_cap=30.0, scale=0.5))
     assert "fewer" in str(refusal(org_vocab_size=SIZE + 1))
@@ -428,6 +439,112 @@ def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
     assert "log-probabilities" in str(batch_refusal(sampler, batch))
     batch.num_draft_tokens = 2
     assert "guesses" in str(batch_refusal(sampler, batch))
+
+
+Told = TypeVar("Told")
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 9},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "repetition_penalty": 1.3, "bad_words_token_ids": [[7]]},
+    {"temperature": 1.0, "allowed_token_ids": [1, 150, 200, 290], "logit_bias": {200: 1.0}},
+    {"temperature": 1.0, "logprobs": 3},
+    {"temperature": 1.0, "logprobs": 2, "presence_penalty": 0.4},  # with a grammar
+    {"temperature": 1.0, "top_p": 0.9},  # with guesses
+]
+GRAMMAR = len(KINDS) - 2
+
+
+def on_ranks(ranks: int, work: Callable[[Rounds], Told]) -> list[Told]:
+    """What ``work`` says on each of so many ranks, which are threads."""
+    with ThreadPoolExecutor(ranks) as threads:
+        return [each.result() for each in [threads.submit(work, r) for r in thread_group(ranks)]]
+
+
+def parts_of(values: torch.Tensor, ranks: int) -> tuple[torch.Tensor, ...]:
+    """As vLLM cuts them: the same number for each rank, with padding."""
+    padded = values.new_zeros(-(-len(values) // 64) * 64, *values.shape[1:])
+    padded[: len(values)] = values
+    return padded.chunk(ranks)
+
+
+def texts(head: PluginHead, weight: torch.Tensor) -> list[list[Answer | None]]:
+    """What three steps of a request of every kind say, those in the middle without a seed."""
+    steps = CertifiedSteps(head, RAW, Random(4))
+    own = [parameters(**each, seed=None if 2 < i < 6 else i) for i, each in enumerate(KINDS)]
+    tokens = [[5, 6, 7] for _ in own]
+    said = []
+    for turn in range(3):
+        hidden = hidden_states(len(own) + 2, seed=turn)
+        logits = deferred(steps, hidden, weight)
+        words = np.array([0xFF0, *[0] * (head.vocabulary_size // 64 - 1), 0x3], np.uint64)
+        logits.constrain({GRAMMAR: words}, pytest.fail)
+        requests = [asked(each, tokens[i], name=str(i), first=i) for i, each in enumerate(own[:-1])]
+        requests.append(asked(own[-1], tokens[-1], (3, 4), name="drafted", first=len(own) - 1))
+        found = steps.decide(logits, requests, [each.request_id for each in requests])
+        for each, answer in zip(tokens, found, strict=True):
+            assert answer is not None
+            each.extend(decision.token_id for decision in answer)
+        said.append(found)
+    end(steps, weight)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "biased", "dtype"),
+    [
+        (500, 2, False, torch.float32),
+        (300, 2, True, torch.float32),
+        (300, 4, False, torch.bfloat16),
+    ],
+)
+def test_ranks_with_a_part_of_the_head_each_say_what_one_with_all_of_it_says(
+    size: int, ranks: int, biased: bool, dtype: torch.dtype, weight: torch.Tensor
+) -> None:
+    """Of 300 tokens, parts begin in the midst of a block."""
+    own = weight[:size].to(dtype)
+    bias = hidden_states(size, seed=9)[:, 0].contiguous() if biased else None
+    parts = parts_of(own, ranks)
+    biases = [None] * ranks if bias is None else parts_of(bias, ranks)
+
+    def rank(group: Rounds) -> list[list[Answer | None]]:
+        each = parts[group.rank], biases[group.rank]
+        return texts(SharedHead(*each, None, 1.0, size, group), own)
+
+    alone = texts(PluginHead(own, bias, None, 1.0, size), own)
+    assert on_ranks(ranks, rank) == [alone] * ranks
+    for turn, answers in enumerate(alone):
+        logits = hidden_states(1, seed=turn) @ own.float().T + (0.0 if bias is None else bias)
+        assert answers[0] is not None
+        assert answers[0][0].token_id == int(logits.argmax())
+
+
+def test_what_one_rank_cannot_certify_every_rank_leaves_to_vllm(weight: torch.Tensor) -> None:
+    parts = [part.clone() for part in parts_of(weight, 2)]
+
+    def rank(group: Rounds) -> None:
+        own, last = parts[group.rank], group.rank == group.size - 1
+        with pytest.raises(ValueError, match="at least one block"):
+            SharedHead(own[:32], None, None, 1.0, 60, group)
+        damaged = torch.full_like(own, torch.nan) if last else own
+        with pytest.raises(ValueError, match="of a rank contain NaN"):
+            SharedHead(damaged, None, None, 1.0, SIZE, group)
+        head = SharedHead(own, None, None, 1.0, SIZE, group)
+        hidden = hidden_states(1)
+        if last:
+            hidden[0, 3] = torch.nan
+        steps = CertifiedSteps(head, RAW)
+        assert steps.decide(deferred(steps, hidden, weight), [asked(parameters())], ["one"]) == [
+            None
+        ]
+        assert head.is_current()
+        if last:
+            own.mul_(1.01)
+        assert not head.is_current()
+
+    on_ranks(2, rank)
 
 
 @pytest.mark.gpu
