@@ -10,6 +10,7 @@ from lexshard.kernels.decision.packed import decide_packed_rows
 from lexshard.kernels.draft.cpu import embed
 from lexshard.kernels.llama.cpu import forward
 from lexshard.kernels.team.clock import now
+from lexshard.kernels.team.jobs import is_kept_waiting
 
 # What there is of a step that is not decided.
 NOTHING, HIDDEN, FOUND = range(3)
@@ -195,6 +196,8 @@ def take_steps(  # type: ignore[no-untyped-def]
         noise[1] += np.uint64(1)
         if _any_of(drawn, stops):
             break
+        if size > 1 and is_kept_waiting(team):
+            size, head_size = 1, 1
     high = taken * count
     filled = offsets[high]
     return (

@@ -23,7 +23,10 @@ PAGE_WORDS = 512
 # small model has thousands in one second and a large one ten. Where a neighbour keeps a core for
 # 20 ms, that is what it takes to find out, so the caller is alone for longer then.
 MOST_LOST, JUDGED = 0.15, 2_000_000
-LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST = 0.02, 1.0, 10.0
+LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST = 0.1, 2.0, 20.0
+# What becomes of the time alone with each good moment: beside a neighbour that comes and goes, one
+# such moment is no reason to forget the others.
+SHORTER = 0.9
 
 
 class Team:
@@ -78,7 +81,7 @@ class Team:
                 self._alone_until = now + max(self._longer, ALONE_FOR_LOST * lost / 1e9)
                 self._longer = min(2 * self._longer, MOST_ALONE)
                 return False
-            self._longer = LEAST_ALONE
+            self._longer = max(SHORTER * self._longer, LEAST_ALONE)
         jobs.rouse(self.words)
         return True
 

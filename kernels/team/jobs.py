@@ -14,6 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lexshard.kernels.team import MOST_LOST
 from lexshard.kernels.team.atomics import add, address_of, load, pause, store
 from lexshard.kernels.team.clock import let_others, now
 
@@ -39,6 +40,8 @@ WORDS = 13 * _APART
 MOST_MEMBERS = 1 << 10
 # So many looks at what another thread is about to do; then its core may be needed for just that.
 _LOOKS = 1000
+# Nanoseconds, of one step of several that a call takes, after which the others are one thread's.
+LOST_AT_ONCE = 1_000_000
 # So many looks at what is posted before a thread sleeps, which takes between 0.2 and 1 ms: a step
 # comes sooner after the one before, and waking a thread takes up to 0.15 ms.
 _PATIENCE = 2000
@@ -85,6 +88,13 @@ def _wait_while(team, place, value, may_fail):  # type: ignore[no-untyped-def]
     while load(team, place) == value and not (may_fail and load(team, FAILED) > 0):
         let_others()
     add(team, LOST, now() - began)
+
+
+@njit(nogil=True, cache=True)
+def is_kept_waiting(team):  # type: ignore[no-untyped-def]
+    """Whether too much of the team's time has been lost lately for another job of many."""
+    lost = load(team, LOST)
+    return lost >= LOST_AT_ONCE and lost > MOST_LOST * load(team, SHARED)
 
 
 @njit(nogil=True, cache=True)
