@@ -1,7 +1,7 @@
-"""Shards of the head at the ranks of a body: of the engine's process and of the ranks it has.
+"""Shards of the head at the ranks of a body, as the engine's process sees them.
 
-A rank that is lost is lost to both: whoever misses it first forms a new group of ranks, and the
-other one finds a stranger in its place.
+A rank that is lost is lost to both. Where the body misses it first, the head finds another process
+in its place; where the head does, it has the body form a new group.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class ShardsOfRanks:
         self._said = [f"{len(part.owned.ids)} tokens" for part in parts]
         self._seconds = seconds
         self._asked: tuple[RankHandle, ...] = ()  # to be the last group
-        self._served: tuple[RankHandle, ...] = ()  # whoever has its shard
+        self._served: tuple[RankHandle, ...] = ()  # those that have their shard
 
     def form(self) -> Collective:
-        """See `Gang`. Whoever has its shard already keeps it."""
+        """See `Gang`. A rank that has its shard already keeps it."""
         ranks = self._ranks
         try:
             if self._asked == ranks.members:  # the body has missed none of them
