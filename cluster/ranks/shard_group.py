@@ -41,8 +41,8 @@ class ShardLinks:
             raise _lost(rank, error) from error
         return TakenOver()
 
-    def receive(self, into: torch.Tensor, rank: int) -> Expected:
-        return Expected(into, rank, self._hear)
+    def receive(self, into: torch.Tensor, rank: int) -> MessageToCome:
+        return MessageToCome(into, rank, self._hear)
 
     def close(self) -> None:
         """The body's ranks need the links."""
@@ -54,7 +54,7 @@ class TakenOver:
     def wait(self, seconds: float | None) -> None: ...
 
 
-class Expected:
+class MessageToCome:
     """What ``hear`` gives of ``rank``, for the tensor ``into``."""
 
     def __init__(self, into: torch.Tensor, rank: int, hear: Callable[[int, float], bytes]) -> None:
