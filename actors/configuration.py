@@ -301,6 +301,12 @@ class EngineConfiguration:
         ),
     )
 
+    @property
+    def shards_at_ranks(self) -> bool:
+        """Whether each rank of the body has a shard of the head: where there are as many of both,
+        and no spares that would take the place of a shard alone."""
+        return self.shards == self.tensor_parallel and self.shards > 1 and not self.shard_spares
+
     def tokens_of_a_step(self, device: str) -> int:
         """The most tokens of a step of a body on such a ``device``, "cpu" or "cuda"."""
         return STEP_TOKENS[device] if self.step_tokens is None else self.step_tokens

@@ -336,7 +336,7 @@ class ServeConfig(EngineOptions):
     def needs_ray(self) -> tuple[str, ...]:
         """The flags of what was asked for that only a Ray cluster has."""
         asked = {
-            "--shards": self.shards > 1,
+            "--shards": self.shards > 1 and not self.engine_configuration.shards_at_ranks,
             "--sampler-placement ray": self.sampler_placement == "ray" and self.samplers > 0,
             "--replicas": self.replicas > 1,
             "--max-replicas": self.max_replicas is not None,

@@ -10,6 +10,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 
@@ -86,23 +87,27 @@ class Link:
                 raise PeerLostError("the other process has gone")
             self.flush()
 
-    def receive(self) -> bytes:
-        """The next message; waits for it. Raises `PeerLostError` where none can come any more."""
+    def receive(self, seconds: float = inf) -> bytes:
+        """The next message; waits for it. Raises `PeerLostError` where none can come any more, or
+        nothing does for so many ``seconds``."""
         while not self._inbox:
             if self._ended:
                 raise PeerLostError("the other process has gone")
-            self.wait(self._readable)
+            self.wait(self._readable, seconds)
             self._pull()
         return self._inbox.popleft()
 
-    def wait(self, progress: select.poll) -> None:
-        """Waits for an event. Raises `PeerLostError` where the peer is stopped for good."""
-        if self._peer is None:
-            progress.poll()
-            return
-        while not progress.poll(1000.0 * LOOK_SECONDS):
-            if self._peer.look():
+    def wait(self, progress: select.poll, seconds: float = inf) -> None:
+        """Waits for an event. Raises `PeerLostError` where the peer is stopped for good, or there
+        is none for so many ``seconds``."""
+        pause = seconds if self._peer is None else LOOK_SECONDS
+        waited = 0.0
+        while not progress.poll(None if pause == inf else 1000.0 * pause):
+            if self._peer is not None and self._peer.look():
                 raise PeerLostError("the other process has been stopped")
+            waited += pause
+            if waited >= seconds:
+                raise PeerLostError(f"the other process has not answered for {seconds:g} s")
 
     def has_ended(self) -> bool:
         """Whether the peer has gone, for a thread that takes nothing in."""

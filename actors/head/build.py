@@ -105,11 +105,13 @@ def build_head(
             clusters=None if clusters is None else _cluster_of_rows(clusters),
         )
         parts = cut_head(whole, shard_starter.assign(model.vocabulary_size))
-        sharded = RecoveringHead(parts, shard_starter, states)
+        sharded = RecoveringHead(parts, shard_starter, states, model.body)
         if part.device == "cpu":
             choose_threads(sharded.head)
         name = "" if clusters is None else "paper (cluster bounds), "
         described = f"{name}{configuration.shards} shards, {configuration.shard_assignment}"
+        if configuration.shards_at_ranks:
+            described += ", at the ranks"
         return BuiltHead(sharded, described, device=sharded.device)
     if clusters is not None:
         head = PaperHead(

@@ -137,10 +137,12 @@ class EngineProcess:
         """An engine with all that its configuration says on this machine."""
         from lexshard.actors.engine.engine import Engine
         from lexshard.cluster.ranks.processes import RankProcesses
+        from lexshard.cluster.ranks.shards import RankShards
         from lexshard.cluster.samplers.start import start_sampler
 
         ranks = partial(RankProcesses, seconds=float(configuration.shard_seconds))
-        return Engine(configuration, start_sampler, tell=tell, start_ranks=ranks)
+        shards = RankShards(configuration) if configuration.shards_at_ranks else None
+        return Engine(configuration, start_sampler, None, shards, tell, ranks)
 
     def locate(self) -> EngineLocation | None:
         """Where to connect, as soon as there is an engine.

@@ -84,11 +84,13 @@ class ClusteredEngine(EngineProcess):
     def make(self, configuration: EngineConfiguration, tell: Tell) -> Any:
         from lexshard.actors.engine.engine import Engine
         from lexshard.cluster.ranks.actors import RayRanks
+        from lexshard.cluster.ranks.shards import RankShards
         from lexshard.cluster.samplers.start import SamplerStarter
         from lexshard.cluster.shards.gang import RayShards
 
         reservation = self._reservation
-        shards = RayShards(configuration, reservation)
+        at_ranks = configuration.shards_at_ranks
+        shards = RankShards(configuration) if at_ranks else RayShards(configuration, reservation)
         samplers = SamplerStarter(reservation)
         ranks = RayRanks(float(configuration.shard_seconds), reservation)
         return Engine(configuration, samplers, shard_starter=shards, tell=tell, start_ranks=ranks)

@@ -6,6 +6,7 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 from lexshard.actors.body.parallel.messages import (
@@ -17,6 +18,7 @@ from lexshard.actors.body.parallel.messages import (
     RankMessage,
     RankPart,
     RankRefusal,
+    ShardMessage,
     decode_rank_reply,
 )
 from lexshard.actors.body.parallel.sums import RankGroup, RankLostError
@@ -85,7 +87,7 @@ class RankGang(ABC):
     def memory(self) -> list[MemoryLeft]:
         self.tell(MeasureMemory())
         try:
-            found = [self._hear(number) for number in range(len(self._members))]
+            found = [self.answer(number) for number in range(len(self._members))]
         except PeerLostError as error:
             raise RankLostError(str(error)) from error
         return [each for each in found if isinstance(each, MemoryLeft)]
@@ -97,6 +99,26 @@ class RankGang(ABC):
             RunningRole("body", rank, member.place, part.device or "cpu", f"rank {rank} of {ranks}")
             for rank, (member, part) in enumerate(pairs, 1)
         ]
+
+    @property
+    def members(self) -> tuple[RankHandle, ...]:
+        """Those of rank 1 and up that there are now."""
+        return tuple(self._members)
+
+    def hear(self, number: int, seconds: float = inf) -> GroupMember | MemoryLeft | ShardMessage:
+        """What the member of this number says next. Raises PeerLostError, also where it says
+        nothing for so many ``seconds``, and RankLostError with the reason where it, or its shard,
+        cannot be made."""
+        reply = decode_rank_reply(self._members[number].link.receive(seconds))
+        if isinstance(reply, RankRefusal):
+            raise RankLostError(f"rank {number + 1} cannot be made: {reply.reason}")
+        return reply
+
+    def answer(self, number: int, seconds: float = inf) -> GroupMember | MemoryLeft:
+        """The same, but for what its shard has said to a group that has ended."""
+        while isinstance(reply := self.hear(number, seconds), ShardMessage):
+            pass
+        return reply
 
     def close(self) -> None:
         """Closing twice is harmless."""
@@ -118,7 +140,7 @@ class RankGang(ABC):
                 self._asked.add(number)
         for number in sorted(self._asked):
             try:
-                reply = self._hear(number)
+                reply = self.answer(number)
             except PeerLostError:
                 return number
             assert isinstance(reply, GroupMember)
@@ -137,17 +159,10 @@ class RankGang(ABC):
             self.tell(told)
             own.meet(told)
             for number in range(len(self._members)):
-                self._hear(number)
+                self.answer(number)
         except (PeerLostError, CollectiveError) as error:
             raise RankLostError(str(error)) from error
         return own.exchange
-
-    def _hear(self, number: int) -> GroupMember | MemoryLeft:
-        """Raises PeerLostError, and RankLostError with the reason where it cannot be made."""
-        reply = decode_rank_reply(self._members[number].link.receive())
-        if isinstance(reply, RankRefusal):
-            raise RankLostError(f"rank {number + 1} cannot be made: {reply.reason}")
-        return reply
 
     @abstractmethod
     def _start(self, part: RankPart) -> RankHandle:

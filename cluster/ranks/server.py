@@ -15,11 +15,13 @@ from lexshard.actors.body.parallel.messages import (
     RankPart,
     RankRefusal,
     RecordGraphs,
-    decode_rank_message,
+    ServeShard,
+    ShardMessage,
 )
 from lexshard.actors.body.parallel.sums import RankGroup
 from lexshard.actors.packed_arrays import encode
 from lexshard.cluster.link import Link, PeerLostError
+from lexshard.cluster.ranks.rank_shard import RankShard
 
 
 class Meeting(Protocol):
@@ -51,10 +53,12 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
         except (OSError, ValueError, KeyError, MemoryError, RuntimeError) as error:
             link.send(encode(RankRefusal(f"{type(error).__name__}: {error}")))
             return
+        shard = RankShard(link, part)
         while True:
-            match decode_rank_message(link.receive()):
+            match shard.next():
                 case ComputeBatch() as told:
-                    if rank.forward(told.batch, meeting.exchange) is None:
+                    shard.hidden = rank.forward(told.batch, meeting.exchange)
+                    if shard.hidden is None:
                         meeting.leave()  # so that who waits for this rank knows, too
                 case AllocateCache(blocks):
                     rank.allocate(blocks)
@@ -62,6 +66,10 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
                     rank.record(sequences, blocks)
                 case MeasureMemory():
                     link.send(encode(MemoryLeft(*rank.memory())))
+                case ServeShard(packed):
+                    shard.serve(packed)
+                case ShardMessage() as told:
+                    shard.follow(told)
                 case FormGroup():
                     link.send(encode(GroupMember(meeting.form())))
                 case MeetGroup() as told:

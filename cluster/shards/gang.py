@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import torch
 
+from lexshard.actors.body.batch import Body
 from lexshard.actors.collective import Collective, CollectiveLostError
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.head.owned_rows import OwnedRows
@@ -185,7 +186,7 @@ class RayShards:
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
         return list(configured_assignment(self.configuration, vocabulary_size).owned)
 
-    def start(self, parts: Sequence[ShardPart]) -> ShardGang:
+    def start(self, parts: Sequence[ShardPart], body: Body) -> ShardGang:
         return ShardGang(
             parts,
             seconds=float(self.configuration.shard_seconds),

@@ -17,7 +17,7 @@ from lexshard.actors.index.stored_weights import check_index_of
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.topology.assignment import Counts, ShardAssignment, assign
 from lexshard.cluster.topology.nodes import NodeResources, this_machine
-from lexshard.cluster.topology.processes import Processes, Role
+from lexshard.cluster.topology.processes import Parts, Processes, Role
 from lexshard.cluster.topology.sizes import (
     ModelSizes,
     body_memory,
@@ -72,7 +72,8 @@ def processes_of(
     Raises ValueError where two ranks might share a GPU, which NCCL refuses.
 
     Body, drafter and first shard compute in turn, so that the engine needs as many CPUs, and as
-    much of one GPU, as the largest of them; its samplers need theirs besides.
+    much of one GPU, as the largest of them; its samplers need theirs besides. So do a rank and its
+    shard.
     """
     on_gpu = resources.body_gpus > 0
     cpus, parts = [resources.body_cpus, resources.shard_cpus], Counter[str]()
@@ -120,13 +121,18 @@ def processes_of(
     )
     largest = max(shards, key=lambda role: role.bytes)
     spares = range(configuration.shard_spares if len(shards) > 1 else 0)
+    cpus_of_rank, gpus_of_rank = resources.body_cpus, resources.body_gpus
+    besides: list[Parts] = [()] * ranks
+    if configuration.shards_at_ranks:
+        cpus_of_rank, gpus_of_rank = max(cpus_of_rank, resources.shard_cpus), engine.gpus
+        besides = [shard.parts for shard in shards]
     return Processes(
         engine,
         tuple(
-            Role("rank", f"rank {number}", resources.body_cpus, resources.body_gpus, body)
-            for number in range(1, ranks)
+            Role("rank", f"rank {rank}", cpus_of_rank, gpus_of_rank, body + besides[rank])
+            for rank in range(1, ranks)
         ),
-        tuple(shards[1:]),
+        () if configuration.shards_at_ranks else tuple(shards[1:]),
         tuple(replace(largest, kind="spare", name=f"spare shard {number}") for number in spares),
         tuple(samplers) if actors else (),
     )

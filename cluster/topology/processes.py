@@ -29,7 +29,8 @@ class Role:
 @dataclass(frozen=True, slots=True)
 class Processes:
     """``engine`` is body, drafter, first shard and every sampler that is no actor; the others are
-    Ray actors of their own: ``ranks`` of a parallel body and ``shards`` from number 1 on."""
+    Ray actors of their own: ``ranks`` of a parallel body, each with its shard where there are as
+    many, and else ``shards`` from number 1 on."""
 
     engine: Role
     ranks: tuple[Role, ...]

@@ -1,4 +1,5 @@
-"""Ranks of a body as Ray actors, beside shards of the head: the same text as of one process."""
+"""Ranks of a body as Ray actors, with shards of the head or beside them: the same text as of one
+process."""
 
 from __future__ import annotations
 
@@ -26,15 +27,16 @@ def requests(demo_tokenizer: Any) -> list[Request]:
 
 def engine_of(ranks: int, **changes: Any) -> Engine:
     from lexshard.cluster.ranks.actors import RayRanks
+    from lexshard.cluster.ranks.shards import RankShards
     from lexshard.cluster.shards.gang import RayShards
 
     settings = {"max_model_len": LONGEST, "shard_seconds": 60, **changes}
     configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
-    seconds = float(configuration.shard_seconds)
+    seconds, at_ranks = float(configuration.shard_seconds), configuration.shards_at_ranks
     return Engine(
         configuration,
         start_sampler,
-        shard_starter=RayShards(configuration),
+        shard_starter=(RankShards if at_ranks else RayShards)(configuration),
         start_ranks=RayRanks(seconds),
     )
 
@@ -61,11 +63,12 @@ def test_decoders_of_torch_are_actors_too(requests: list[Request]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("shards", [1, 2])
 def test_a_lost_actor_is_replaced_in_the_midst_of_a_step(
-    requests: list[Request], number: signal.Signals
+    requests: list[Request], shards: int, number: signal.Signals
 ) -> None:
     """Under streams that go on with the same text, with the time that ranks have by default."""
     some = requests[:STREAMS]
     expected = tokens_of(engine_of(1), some)
-    engine = engine_of(2, shard_seconds=10)
+    engine = engine_of(2, shards=shards, shard_seconds=10)
     assert told_while_ranks_are_lost(engine, some, number) == expected

@@ -21,6 +21,7 @@ from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.ranks.meeting import first_part
 from lexshard.cluster.ranks.processes import RankProcesses
+from lexshard.cluster.ranks.shards import RankShards
 from lexshard.cluster.samplers.start import start_sampler
 from lexshard.loadtest.token_digest import LONGEST, seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
@@ -36,10 +37,17 @@ def requests(demo_tokenizer: Any) -> list[Request]:
 
 
 def engine_of(ranks: int | None, **changes: Any) -> Engine:
-    """In bfloat16, as the demo is stored; ranks are children of this process."""
+    """In bfloat16, as the demo is stored; ranks are children of this process, and have shards where
+    there are as many."""
     settings = {"max_model_len": LONGEST, "threads": 1, "shard_seconds": 30, **changes}
     configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
-    return Engine(configuration, start_sampler, start_ranks=partial(RankProcesses, seconds=30.0))
+    shards = RankShards(configuration) if configuration.shards_at_ranks else None
+    return Engine(
+        configuration,
+        start_sampler,
+        shard_starter=shards,
+        start_ranks=partial(RankProcesses, seconds=30.0),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +100,9 @@ def test_decoders_of_torch_tell_the_same_whatever_is_beside_and_whoever_is_lost(
 
 
 def test_the_first_rank_has_the_gpu_before_the_others() -> None:
-    parts = [RankPart("f", "bfloat16", Mock(), rank, 4, 10, f"cuda:{rank + 2}") for rank in (1, 2)]
+    parts = [
+        RankPart("f", "bfloat16", Mock(), rank, 4, 10, "h", f"cuda:{rank + 2}") for rank in (1, 2)
+    ]
     first = first_part(parts)
     assert (first.rank, first.device) == (0, "cuda:2")
     assert first_part([replace(parts[0], device="cpu")]).device == "cpu"
@@ -100,7 +110,7 @@ def test_the_first_rank_has_the_gpu_before_the_others() -> None:
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:
     """NCCL would refuse them later, and in other words."""
-    part = RankPart("folder", "bfloat16", Mock(), 1, 2, 1000, "cuda:1")
+    part = RankPart("folder", "bfloat16", Mock(), 1, 2, 1000, "head", "cuda:1")
     with pytest.raises(ValueError, match="needs 2 GPUs and this machine has 0"):
         RankProcesses([part], seconds=1.0)
 

@@ -68,11 +68,13 @@ def rank(server: Server) -> int:
     return int([role["process_id"] for role in roles if role["role"] == "body"][-1])
 
 
+@pytest.mark.parametrize("shards", ["1", "2"])
 @pytest.mark.parametrize("backend", PROCESS_AND_RAY)
 def test_a_lost_rank_makes_streams_wait_and_changes_no_text(
-    tmp_path: Path, backend: Backend
+    tmp_path: Path, backend: Backend, shards: str
 ) -> None:
-    with running_server(tmp_path, "--tensor-parallel", "2", backend=backend) as server:
+    flags = "--tensor-parallel", "2", "--shards", shards
+    with running_server(tmp_path, *flags, backend=backend) as server:
         expected, _ = texts(server)
         for number in (signal.SIGKILL, signal.SIGSTOP):
             lost = rank(server)

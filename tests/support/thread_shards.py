@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from lexshard.actors.body.batch import Body
 from lexshard.actors.collective import CollectiveError, CollectiveLostError, CollectiveTimeoutError
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.head.owned_rows import OwnedRows
@@ -123,5 +124,5 @@ class ThreadShards:
     def assign(self, vocabulary_size: int) -> list[OwnedRows]:
         return list(configured_assignment(self._configuration, vocabulary_size).owned)
 
-    def start(self, parts: Sequence[ShardPart]) -> ThreadGang:
+    def start(self, parts: Sequence[ShardPart], body: Body) -> ThreadGang:
         return ThreadGang(parts)

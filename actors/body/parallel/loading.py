@@ -159,7 +159,7 @@ def _parts(folder: Path, proven: ProvenModel, ranks: int) -> list[RankPart]:
     check_shared(described, ranks)
     vocabulary = _embedding_rows(folder)
     return [
-        RankPart(str(folder), proven.dtype, proven.plan, rank, ranks, vocabulary)
+        RankPart(str(folder), proven.dtype, proven.plan, rank, ranks, vocabulary, proven.head_name)
         for rank in range(ranks)
     ]
 

@@ -32,6 +32,7 @@ class RankPart:
     rank: int
     ranks: int
     vocabulary_size: int
+    head_name: str  # of the output weights
     device: str | None = None
     fast: FastLayers | None = None
 
@@ -116,6 +117,20 @@ class ComputeBatch(msgspec.Struct, frozen=True, tag=True):
         )
 
 
+class ServeShard(msgspec.Struct, frozen=True, tag=True):
+    """A shard of the output head that a rank is to have (`actors.head.sharded.rank_part`), empty:
+    the one that it has. It is of a new group of shards. Answered by `GroupMember`, then by what
+    the shard says of itself."""
+
+    part: bytes
+
+
+class ShardMessage(msgspec.Struct, frozen=True, tag=True):
+    """What shards of the head at different ranks tell each other, to one or from one."""
+
+    content: bytes
+
+
 class GroupMember(msgspec.Struct, frozen=True, tag=True):
     """A rank is ready for the group; where it listens, if it does."""
 
@@ -135,7 +150,8 @@ class RankRefusal(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-RankMessage = FormGroup | MeetGroup | AllocateCache | RecordGraphs | MeasureMemory | ComputeBatch
-RankReply = GroupMember | RankRefusal | MemoryLeft
+ToBody = FormGroup | MeetGroup | AllocateCache | RecordGraphs | MeasureMemory | ComputeBatch
+RankMessage = ToBody | ServeShard | ShardMessage
+RankReply = GroupMember | RankRefusal | MemoryLeft | ShardMessage
 decode_rank_message = msgspec.msgpack.Decoder(RankMessage, dec_hook=read_array).decode
 decode_rank_reply = msgspec.msgpack.Decoder(RankReply).decode

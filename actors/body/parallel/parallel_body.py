@@ -103,8 +103,9 @@ class ParallelBody:
         self.head_dim = shape.head_dim
         self.max_positions = plan.max_positions
         self.ranks_lost = 0
+        self.hidden: torch.Tensor | None = None  # of the last step, if every rank has them
+        self.others = others
         self._own = own
-        self._others = others
         self._group: RankGroup | None = others.form()
         # What was last written to each slot of the cache, and whether that is lost.
         self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)
@@ -142,6 +143,16 @@ class ParallelBody:
                 self._lose(error, last=attempt == ATTEMPTS - 1)
         raise AssertionError("unreachable")
 
+    def form_anew(self, error: RankLostError) -> None:
+        """A new group, where another than the body has missed a rank. Raises RankLostError."""
+        for attempt in range(ATTEMPTS):
+            self._lose(error, last=attempt == ATTEMPTS - 1)
+            try:
+                self._form()
+                return
+            except RankLostError as another:
+                error = another
+
     @property
     def description(self) -> str:
         """What is in graphs on the first rank's GPU, in words."""
@@ -151,39 +162,41 @@ class ParallelBody:
         """`GraphedBody.record`, on all ranks."""
         if self.device.type == "cpu":
             return
-        self._others.tell(RecordGraphs(sequences, blocks))
+        self.others.tell(RecordGraphs(sequences, blocks))
         self._own.record(sequences, blocks)
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the GPU that has least left: those that are free, and all."""
-        others = [(each.free, each.total) for each in self._others.memory()]
+        others = [(each.free, each.total) for each in self.others.memory()]
         return min([self._own.memory(), *others])
 
     def roles(self) -> list[RunningRole]:
         """The ranks but for the first."""
-        return self._others.roles()
+        return self.others.roles()
 
     def close(self) -> None:
-        self._others.close()
+        self.others.close()
 
     def _compute(self, batch: Batch) -> torch.Tensor:
         assert self._group is not None
-        self._others.tell(ComputeBatch.of(batch))
+        self.others.tell(ComputeBatch.of(batch))
         found = self._own.forward(batch, self._group)
         if found is None:
             raise RankLostError("a rank did not do its part of a step")
         self._tokens[batch.slots] = batch.token_ids
         self._stale[batch.slots] = False
+        self.hidden = found
         return found
 
     def _allocate(self) -> None:
         blocks = len(self._tokens) // BLOCK_SIZE
-        self._others.tell(AllocateCache(blocks))
+        self.others.tell(AllocateCache(blocks))
         self._own.allocate(blocks)
 
     def _form(self) -> None:
         """A new group, none of which has anything in its cache."""
-        self._group = self._others.form()
+        self.hidden = None
+        self._group = self.others.form()
         self._stale = self._tokens >= 0
         self._allocate()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lexshard.actors.stored_tensors import stored_tensors
@@ -35,9 +36,13 @@ class StoredSlices:
         self._dtype = dtype
 
     def __call__(
-        self, name: str, rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        rows: range | npt.NDArray[np.int32] | None = None,
+        columns: range | None = None,
     ) -> torch.Tensor | None:
-        """None where there is none of that name. Raises ValueError for a file that is too short."""
+        """None where there is none of that name; ``rows`` may be any. Raises ValueError for a file
+        that is too short."""
         stored = self._tensors.get(name)
         if stored is None:
             return None
@@ -73,5 +78,5 @@ def slices_of(model: Any) -> Slices:
     return part
 
 
-def _slice(places: range) -> slice:
-    return slice(places.start, places.stop)
+def _slice(places: range | npt.NDArray[np.int32]) -> slice | npt.NDArray[np.int32]:
+    return slice(places.start, places.stop) if isinstance(places, range) else places

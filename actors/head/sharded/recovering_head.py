@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from lexshard.actors.body.batch import Body
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Collective, CollectiveError
 from lexshard.actors.head.owned_rows import OwnedRows
@@ -51,26 +52,31 @@ class ShardStarter(Protocol):
         """Which tokens are whose, the engine's own shard first."""
         ...
 
-    def start(self, parts: Sequence[ShardPart]) -> Gang:
-        """Starts a process for each of ``parts``, rank 1 first."""
+    def start(self, parts: Sequence[ShardPart], body: Body) -> Gang:
+        """Starts a process for each of ``parts``, rank 1 first, or gives them to the ranks of the
+        ``body``."""
         ...
 
 
 class RecoveringHead(SequenceHead):
     """The first of ``parts`` here, the others in the processes of a gang of ``starter``.
 
-    ``states`` are the engine's own. A step is a pure function of hidden states and of what
-    sequences have said, so that one that was lost with a shard is done again by the next group,
-    with the same answer. Raises what starting raises and, in a step, `CollectiveError` where no
-    group lasts.
+    ``states`` and ``body`` are the engine's own. A step is a pure function of hidden states and of
+    what sequences have said, so that one that was lost with a shard is done again by the next
+    group, with the same answer. Raises what starting raises and, in a step, `CollectiveError` where
+    no group lasts.
     """
 
     def __init__(
-        self, parts: Sequence[ShardPart], starter: ShardStarter, states: SequenceStates
+        self,
+        parts: Sequence[ShardPart],
+        starter: ShardStarter,
+        states: SequenceStates,
+        body: Body,
     ) -> None:
         self._follower = Follower()  # all other shards are told the same
         self.device = torch.device(parts[0].device)
-        self._gang = starter.start(parts[1:])
+        self._gang = starter.start(parts[1:], body)
         try:
             self._shard, self._ids = build_shard(parts[0]), parts[0].owned.ids
             self._group: CollectiveHead | None = self._formed()

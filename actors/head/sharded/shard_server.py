@@ -43,12 +43,12 @@ class ShardServer:
         Either way the group is left, so that the others notice.
         """
         try:
-            while self._serve():
+            while self.follow():
                 pass
         finally:
             self._collective.close()
 
-    def _serve(self) -> bool:
+    def follow(self) -> bool:
         """Follows one announcement; False after the last."""
         announcement = decode_announcement(self._collective.broadcast(patient=True))
         if isinstance(announcement, EndAnnouncement):

@@ -157,7 +157,7 @@ def test_a_body_whose_ranks_never_come_says_so() -> None:
     model = parallel(DEMO, 1, "bfloat16")
     assert isinstance(model.body, ParallelBody)
     never = NeverFormed()
-    model.body._others, model.body._group = never, None
+    model.body.others, model.body._group = never, None
     with pytest.raises(RankLostError, match="no peer came"):
         model.body.forward(pack_batch([[1]], [(0, 0, 1)], [[0]]))
     assert never.asked == ATTEMPTS

@@ -63,13 +63,23 @@ def test_each_rank_has_a_gpu_of_its_own_and_its_part_of_the_body() -> None:
     assert [(role.kind, role.gpus) for role in shared.ranks] == [("rank", 1.0)] * 3
     assert sum(role.bytes for role in shared.ranks) < alone.engine.bytes
     shares = RoleResources(body_gpus=0.6, shard_gpus=0.4)
-    beside = processes(shares, tensor_parallel=4, shards=4)
+    beside = processes(shares, tensor_parallel=4, shards=4, shard_spares=1)
     node = NodeResources("a", 16, 64 * GIB, gpus=4, gpu_memory=80 * GIB)
     placed = place(beside.all, [node]).placed
     for kind in ("rank", "shard"):
         assert len({each.gpu for each in placed if each.role.kind == kind}) == 3
     with pytest.raises(ValueError, match="no two ranks"):
         processes(RoleResources(body_gpus=0.5), tensor_parallel=2)
+
+
+def test_a_rank_has_its_shard_and_what_the_larger_of_both_asks_for() -> None:
+    resources = RoleResources(body_cpus=1.0, shard_cpus=2.0)
+    apart, together = (
+        processes(resources, tensor_parallel=2, shards=2, shard_spares=spares) for spares in (1, 0)
+    )
+    assert [role.name for role in together.all] == ["the engine", "rank 1"]
+    assert [role.cpus for role in together.all] == [2.0, 2.0]
+    assert together.ranks[0].bytes == apart.ranks[0].bytes + apart.shards[0].bytes
 
 
 def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
