@@ -18,11 +18,11 @@ import numpy.typing as npt
 from lexshard.kernels.team.cores import pin
 
 PAGE_WORDS = 512
-# The most of the time of those beside the caller that may be lost of so many nanoseconds of theirs,
-# before the caller goes on alone for so many seconds: not for so many steps, of which a run of a
-# small model has thousands in one second and a large one ten. Where a neighbour keeps a core for
-# 20 ms, that is what it takes to find out, so the caller is alone for longer then.
-MOST_LOST, JUDGED = 0.15, 2_000_000
+# Where too much was lost of so many nanoseconds of those beside the caller, it goes on alone for so
+# many seconds: not for so many steps, of which a small model has thousands in one second and a
+# large one ten. Where a neighbour keeps a core for 20 ms, that is what it takes to find out, so the
+# caller is alone for longer then.
+JUDGED = 2_000_000
 LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST = 0.1, 2.0, 20.0
 # What becomes of the time alone with each good moment: beside a neighbour that comes and goes, one
 # such moment is no reason to forget the others.
@@ -77,7 +77,7 @@ class Team:
         lost, shared = self.words[jobs.LOST], self.words[jobs.SHARED]
         if shared >= JUDGED:
             self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
-            if lost > MOST_LOST * shared:
+            if lost > jobs.MOST_LOST * shared:
                 self._alone_until = now + max(self._longer, ALONE_FOR_LOST * lost / 1e9)
                 self._longer = min(2 * self._longer, MOST_ALONE)
                 return False

@@ -14,7 +14,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lexshard.kernels.team import MOST_LOST
 from lexshard.kernels.team.atomics import add, address_of, load, pause, store
 from lexshard.kernels.team.clock import let_others, now
 
@@ -40,8 +39,9 @@ WORDS = 13 * _APART
 MOST_MEMBERS = 1 << 10
 # So many looks at what another thread is about to do; then its core may be needed for just that.
 _LOOKS = 1000
-# Nanoseconds, of one step of several that a call takes, after which the others are one thread's.
-LOST_AT_ONCE = 1_000_000
+# The most of the time of those beside the caller that may be lost: then it is better off alone. And
+# nanoseconds lost in one step, of several that a call takes, before the others are its own.
+MOST_LOST, LOST_AT_ONCE = 0.15, 1_000_000
 # So many looks at what is posted before a thread sleeps, which takes between 0.2 and 1 ms: a step
 # comes sooner after the one before, and waking a thread takes up to 0.15 ms.
 _PATIENCE = 2000

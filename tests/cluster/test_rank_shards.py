@@ -20,9 +20,9 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.link import Link
 from lexshard.cluster.ranks.shard_group import RankCollective, ShardLinks
 from lexshard.loadtest.token_digest import seeded_requests
-from tests.cluster.test_ranks import STREAMS, engine_of
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
+from tests.support.rank_engines import STREAMS, engine_of
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,39 +14,20 @@ import pytest
 
 from lexshard.actors.body.parallel.messages import RankPart
 from lexshard.actors.body.parallel.sums import RankLostError
-from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import run_to_completion
-from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
 from lexshard.cluster.ranks.meeting import first_part
 from lexshard.cluster.ranks.processes import RankProcesses
-from lexshard.cluster.ranks.shards import RankShards
-from lexshard.cluster.samplers.start import start_sampler
-from lexshard.loadtest.token_digest import LONGEST, seeded_requests
-from tests.support.paths import DEMO, DEMO_DRAFT
+from lexshard.loadtest.token_digest import seeded_requests
+from tests.support.paths import DEMO_DRAFT
 from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
-
-STREAMS = 24
+from tests.support.rank_engines import STREAMS, engine_of
 
 
 @pytest.fixture(scope="module")
 def requests(demo_tokenizer: Any) -> list[Request]:
     """Every kind of sampling, log-probabilities, several choices, common beginnings."""
     return seeded_requests(demo_tokenizer, 200, 1)
-
-
-def engine_of(ranks: int | None, **changes: Any) -> Engine:
-    """In bfloat16, as the demo is stored; ranks are children of this process, and have shards where
-    there are as many."""
-    settings = {"max_model_len": LONGEST, "threads": 1, "shard_seconds": 30, **changes}
-    configuration = EngineConfiguration(str(DEMO), device="cpu", tensor_parallel=ranks, **settings)
-    shards = RankShards(configuration) if configuration.shards_at_ranks else None
-    return Engine(
-        configuration,
-        start_sampler,
-        shard_starter=shards,
-        start_ranks=partial(RankProcesses, seconds=30.0),
-    )
 
 
 @pytest.fixture(scope="module")
