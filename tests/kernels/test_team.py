@@ -176,6 +176,12 @@ def test_a_caller_goes_on_alone_while_others_are_kept_waiting(
     assert together(0.3, 0.0) > 0.6
 
 
+def test_a_call_of_several_steps_knows_that_it_is_kept_waiting(team: Team) -> None:
+    for lost, shared, kept in ((900_000, 1_000_000, False), (2_000_000, 9_000_000, True)):
+        team.words[jobs.LOST], team.words[jobs.SHARED] = lost, shared
+        assert jobs.is_kept_waiting(team.words) is kept
+
+
 @pytest.mark.slow
 def test_a_process_ends_with_its_team() -> None:
     """Whether its threads sleep or look for a job."""

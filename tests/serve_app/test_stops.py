@@ -49,7 +49,7 @@ def test_a_stop_takes_the_grace_of_open_streams_and_little_more(
     assert events[-1] == "data: [DONE]"
     error = json.loads(events[-2].removeprefix("data: "))["error"]
     assert error["message"] == "the server is shutting down"
-    # What Ray has to say of its own end is nobody's business.
+    # What Ray says of its own end is not for users.
     told = server.log.read_text()
     assert "raylet" not in told
     assert told.rstrip().endswith("lexshard: stopped")

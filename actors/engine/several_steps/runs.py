@@ -47,6 +47,7 @@ CALL_SECONDS = 0.0025
 # nothing lately, this part of one is among them. One that is refused costs the steps behind it.
 REFUSED_OF_A_CALL = 0.4
 REFUSALS_AT_FIRST, REFUSALS_OVER = 0.1, 32  # a share, and of how many tokens it is a mean
+LEAST_REFUSALS = 0.001  # it is divided by, and forgets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,6 +186,7 @@ class Runs:
         """Of what was drawn before masks so many tokens count; was another one ``cut`` off?"""
         self._refusals *= (1.0 - 1.0 / REFUSALS_OVER) ** counted
         self._refusals += cut * (1.0 - self._refusals) / REFUSALS_OVER
+        self._refusals = max(self._refusals, LEAST_REFUSALS)
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""

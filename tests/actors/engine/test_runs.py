@@ -484,6 +484,8 @@ def test_inside_a_string_hardly_any_mask_is_made(
     """The first, and those of what the grammar refuses; what a call draws is asked at once."""
     asked = replace(PLAIN, ignore_eos=False, grammar=WIDE_STRING, max_tokens=300)
     made = tokens = drawn = 0
+    # As after a long text of which nothing was refused.
+    together.steps._runs._learn(100_000, cut=False)  # type: ignore[union-attr]
     for index, prompt in enumerate(prompt_ids[:4]):
         assert together.submit(Request("s", 0, prompt[:30], replace(asked, seed=index))) is None
         [sequence] = together.sequences("s")
