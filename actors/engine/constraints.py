@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lexshard.actors.engine.sequence import Sequence
@@ -21,8 +21,6 @@ from lexshard.actors.states.mask import Mask
 # What a token that alone was allowed has for a certificate and an origin.
 FORCED = Certificate("forced", "deterministic", MASK_TIER, 0, 0, 0.0, False, 0.0)
 BY_GRAMMAR = TokenOrigin("grammar")
-# A sequence alone whose last mask held so much of the vocabulary draws before its next one is made.
-WIDE = 0.5
 # Inside a long text what must follow takes 60 us a token to find. Of such tokens the sequences of a
 # step are given so many; the rest follows in later steps.
 LONG_TOKENS = 16
@@ -46,6 +44,12 @@ class ForcedRun(NamedTuple):
     token_ids: tuple[int, ...] = ()
     reason: FinishReason | None = None
     stop: int | None = None
+
+
+def _tells(sequence: Sequence) -> bool:
+    """Whether a client is told what its rows read."""
+    asked = sequence.request.parameters
+    return asked.certificate or asked.receipt or asked.logprobs is not None
 
 
 class Constraints:
@@ -88,9 +92,8 @@ class Constraints:
 
     def begin(self, sequences: Iterable[Sequence], *, alone: bool) -> None:
         """Begins with the masks of ``sequences`` that have a grammar and draw a token each, in a
-        step which they are ``alone`` in or not; not of one that draws before its mask."""
-        asked = [(each, ()) for each in sequences if not (alone and self.draws_first(each))]
-        self._begin(asked, alone=alone)
+        step which they are ``alone`` in or not."""
+        self._begin([(each, ()) for each in sequences], alone=alone)
 
     def _begin(self, asked: Iterable[tuple[Sequence, tuple[int, ...]]], *, alone: bool) -> None:
         """Begins with the masks of sequences and their guesses, where they are not on their way."""
@@ -100,6 +103,19 @@ class Constraints:
                 assert sequence.matcher is not None
                 sequence.pending_masks = PendingMasks(sequence.matcher, guesses)
                 wanted.append(sequence.pending_masks)
+        self._make(wanted, alone=alone)
+
+    def follow(self, drawn: Mapping[Sequence, int]) -> None:
+        """Begins with the masks behind tokens that sequences were given, beside one another, and of
+        which no grammar has been told."""
+        wanted = []
+        for sequence, token_id in drawn.items():
+            assert sequence.matcher is not None
+            sequence.pending_masks = PendingMasks(sequence.matcher, last=(token_id,))
+            wanted.append(sequence.pending_masks)
+        self._make(wanted, alone=False)
+
+    def _make(self, wanted: list[PendingMasks], *, alone: bool) -> None:
         if wanted:
             if self._step_masks is None:
                 self._step_masks = StepMasks(self._vocabulary_size)
@@ -117,31 +133,14 @@ class Constraints:
             return None
         found: dict[Sequence, Mask] = {}
         for sequence, each in zip(masked, pending, strict=True):
-            mask = found[sequence] = each.result()[0]
+            found[sequence] = each.result()[0]
             sequence.pending_masks = None
-            sequence.wide = mask.count >= WIDE * self._vocabulary_size
         return tuple(map(found.get, sequences))
 
-    def allowed(self, sequence: Sequence, token_ids: list[int]) -> int:
-        """How many of ``token_ids`` may follow, which ``sequence`` drew one after the other before
-        their masks. Where the grammar refuses one, or cannot tell, its mask is wanted."""
-        assert sequence.matcher is not None
-        try:
-            count = sequence.matcher.accepted(token_ids)
-        except GrammarError:
-            count = 0
-        sequence.wide = count == len(token_ids)
-        return count
-
-    def draws_first(self, sequence: Sequence) -> bool:
-        """Whether a sequence that is alone draws before its mask is made: the best of all tokens is
-        the best of those that a mask holds, if that holds it. To make a mask, and to have the
-        search read it, takes a small model a tenth of a step; whether one token may follow is soon
-        said. Not where the grammar says what must follow, though it takes others; nor where clients
-        are told what was read."""
-        asked = sequence.request.parameters
-        told = asked.certificate or asked.receipt
-        return sequence.wide and sequence.state.kind == "top1" and not told
+    def in_one_call(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether one call may take several steps of ``sequences`` with their masks: clients are
+        told nothing of those."""
+        return not any(map(_tells, sequences))
 
     def draws_behind(self, sequence: Sequence, token_id: int) -> bool:
         """Whether a sequence draws the token behind ``token_id``, which it was given: no grammar
@@ -151,9 +150,7 @@ class Constraints:
         matcher.consume((token_id,))
         if sequence.request.parameters.logprobs is not None:
             return True
-        forced = matcher.forced() is not None
-        sequence.wide &= not forced
-        return not forced
+        return matcher.forced() is None
 
     def take(self, plan: StepPlan, broken: dict[Sequence, Exception]) -> set[Sequence]:
         """Waits for the masks of a step, not for long; the sequences that lack theirs, whose rows
@@ -201,7 +198,6 @@ class Constraints:
             return ForcedRun()
         run = []
         while (token_id := matcher.forced()) is not None:
-            sequence.wide = False
             self._long_left -= matcher.long
             if matcher.long and self._long_left < 0:
                 break

@@ -177,13 +177,13 @@ class Scheduler:
         if any(share.waiting_clients for share in self._shares.values()):
             return 1
         blocks = sum(
-            max(0, -(-(each.start + most) // BLOCK_TOKENS) - len(each.sequence.blocks))
+            max(0, -(-(each.stop - 1 + most) // BLOCK_TOKENS) - len(each.sequence.blocks))
             for each in plan.chunks
         )
         if blocks > self.pool.available:
             return 1
         for chunk in plan.chunks:
-            self._reserve(chunk.sequence, chunk.start + most)
+            self._reserve(chunk.sequence, chunk.stop - 1 + most)
         return most
 
     def _everything_fits(self) -> bool:

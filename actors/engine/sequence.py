@@ -35,9 +35,9 @@ class Sequence:
     that it took and has not told of yet, ``alone`` how many tokens it may draw before the next.
 
     ``matcher`` is where it stands in its grammar, if it has one; ``masks`` are those of its rows in
-    a step, which are on their way as ``pending_masks``; the last one was ``wide`` if it held most
-    tokens. While it is ``masking`` they are late, and it draws no token. Of its last tokens so many
-    are ``forced`` by it that took no step; ``untold`` are those that no event has told of.
+    a step, which are on their way as ``pending_masks``. While it is ``masking`` they are late,
+    and it draws no token. Of its last tokens so many are ``forced`` by it that took no step;
+    ``untold`` are those that no event has told of.
 
     ``scores`` are the log-probabilities of the prompt, where they are wanted; other sequences that
     want the same may share them.
@@ -65,7 +65,6 @@ class Sequence:
     matcher: Matcher | None = None
     pending_masks: PendingMasks | None = None
     masks: Sequenced[Mask] = ()
-    wide: bool = False
     masking: bool = False
     untold: tuple[int, ...] = ()
     forced: int = 0

@@ -35,6 +35,11 @@ class Chunk:
     drafted: tuple[int, ...] = ()
     said: int = 0
 
+    @property
+    def stop(self) -> int:
+        """The position behind its last token."""
+        return self.start + self.count
+
     def goes_on(self, place: int, token_id: int) -> bool:
         """Whether its row behind ``place``, which drew ``token_id``, is of the text that it is."""
         return bool(self.said) or self.drafted[place : place + 1] == (token_id,)

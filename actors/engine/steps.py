@@ -172,7 +172,7 @@ class Steps:
         if taken is None:
             return None
         for chunk in plan.chunks:
-            chunk.sequence.advance(taken.steps, self._scheduler.pool)
+            chunk.sequence.advance(chunk.count + taken.steps - 1, self._scheduler.pool)
         return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), taken.broken, set())
 
     def take_several(self, allowed: bool) -> None:
@@ -185,7 +185,7 @@ class Steps:
         most = self._most_at_once
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            alone = chunk.count == chunk.draws == 1 and not chunk.scored
+            alone = chunk.draws == 1 and chunk.count <= 1 + sequence.forced and not chunk.scored
             if not alone or sequence.drafter == "client":
                 return 1
             most = min(most, sequence.request.parameters.max_tokens - sequence.output_length)

@@ -27,7 +27,7 @@ from lexshard.kernels.certified import Certified, Rows, certified_candidates
 from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.quantize import Int8Tier, Tier
-from lexshard.kernels.steps import AskedRows, Places, StepsTaken, take_steps
+from lexshard.kernels.steps import AskedRows, Caller, Places, StepsTaken, take_steps
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
 LARGEST_SHARE = 0.5
@@ -122,14 +122,15 @@ class SteadyRows:
         places: Places,
         tokens: npt.NDArray[np.int64],
         stops: npt.NDArray[np.int64],
+        caller: Caller | None = None,
     ) -> StepsTaken | None:
-        """Several steps of ``stack``, the body (`kernels.steps.take_steps`); None where there is no
-        such call for the rows."""
+        """Several steps of ``stack``, the body (`kernels.steps.take_steps`), which asks its
+        ``caller`` between two; None where there is no such call for the rows."""
         packed = self._packed
         if packed is None or (packed.counts[1] >= 0).any():
             return None
         asked = AskedRows(*self._asked, packed)
-        taken = take_steps(stack, self._own, asked, places, tokens, stops, self._most)
+        taken = take_steps(stack, self._own, asked, places, tokens, stops, self._most, caller)
         for found in (taken.found if taken.tokens else None, taken.left):
             if found is not None:
                 self._record(found)

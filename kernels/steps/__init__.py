@@ -18,10 +18,11 @@ from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search.types import Needs
+from lexshard.kernels.steps.questions import FOLLOWING, MASKS
 
 MOST = 2**18  # candidates of the steps of a call
 
-__all__ = ["AskedRows", "Places", "StepsTaken", "take_steps"]
+__all__ = ["FOLLOWING", "MASKS", "AskedRows", "Caller", "Places", "StepsTaken", "take_steps"]
 
 
 class Places(NamedTuple):
@@ -43,6 +44,32 @@ class AskedRows(NamedTuple):
     drawing: PackedRows
 
 
+class Caller(NamedTuple):
+    """Who is asked between two steps.
+
+    At address ``answering`` is a function of C of one number, a question. `FOLLOWING`: may another
+    step follow tokens, which are ``told``? Where rows are ``masked`` that is asked behind every
+    step, else after so much ``patience``, in nanoseconds. `MASKS`, when the hidden states of a step
+    that follows are there: are ``masks`` its own now? They are those of the first step before. The
+    answer is 1, or 0: then the steps end there. Row ``r`` has ``masks[rows[r]]``, none where that
+    is -1.
+    """
+
+    answering: int
+    masked: bool
+    patience: int
+    told: npt.NDArray[np.int64]  # [N]
+    masks: npt.NDArray[np.uint64]  # [M, blocks]
+    rows: npt.NDArray[np.int64]  # [N]
+
+    def over(self, adjustments: Adjustments) -> Adjustments:
+        """``adjustments``, which have no masks, with these."""
+        if not self.masked:
+            return adjustments
+        active = adjustments.active | (self.rows >= 0)
+        return adjustments._replace(active=active, masks=self.masks, mask=self.rows)
+
+
 class StepsTaken(NamedTuple):
     """T steps of N rows. ``hidden`` are the hidden states of one more, which is computed and which
     this call does not decide, and ``left`` is what is found in it; None where there is none."""
@@ -54,6 +81,11 @@ class StepsTaken(NamedTuple):
     body_seconds: float  # of all that is computed
 
 
+_NOBODY = Caller(
+    0, False, 0, np.empty(0, np.int64), np.empty((0, 0), np.uint64), np.empty(0, np.int64)
+)
+
+
 def take_steps(
     stack: LlamaStack,
     rows: Rows,
@@ -62,10 +94,11 @@ def take_steps(
     tokens: npt.NDArray[np.int64],
     stops: npt.NDArray[np.int64],
     most_candidates: int,
+    caller: Caller | None = None,
 ) -> StepsTaken:
     """Up to as many steps as there are ``places``, of which ``tokens`` [N] have the first. They end
-    behind one that draws one of ``stops``, and before one of which bounds leave a row more than
-    ``most_candidates``, or are not sure of its token."""
+    behind one that draws one of ``stops``, where the ``caller`` says so, and before one of which
+    bounds leave a row more than ``most_candidates``, or are not sure of its token."""
     from lexshard.kernels.steps import cpu  # numba compiles on first use
 
     embedding, shift = stack.embedding, 16
@@ -74,6 +107,7 @@ def take_steps(
     large = len(tokens) * rows.values.size > MULTIPLICATIONS_PER_THREAD
     team, size = pool.team()
     _, head_size = pool.team(worth=large)
+    caller = caller or _NOBODY
     hidden = np.empty((len(tokens), stack.shape.hidden), np.float32)
     there, seconds, drawn, found, left = cpu.take_steps(
         team,
@@ -90,10 +124,14 @@ def take_steps(
         stack.value_cache,
         *rows,
         asked.needs,
-        asked.adjustments,
+        caller.over(asked.adjustments),
         asked.top_p,
         *asked.drawing,
         stops,
+        caller.answering,
+        caller.masked,
+        caller.patience,
+        caller.told,
         most_candidates,
         MOST,
         hidden,

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from lexshard.kernels.certified.cpu import certified_candidates
 from lexshard.kernels.decision.packed import decide_packed_rows
 from lexshard.kernels.draft.cpu import embed
 from lexshard.kernels.llama.cpu import forward
+from lexshard.kernels.steps.questions import FOLLOWING, MASKS
 from lexshard.kernels.team.clock import now
 from lexshard.kernels.team.jobs import is_kept_waiting
 
 # What there is of a step that is not decided.
 NOTHING, HIDDEN, FOUND = range(3)
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def _ask(typing_context: Any, answering: Any, question: Any) -> Any:
+    """The answer of the function at this address, which may be one of Python."""
+
+    def code_generator(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(_WORD, [_WORD])
+        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
+
+    return types.int64(types.int64, types.int64), code_generator
 
 
 @njit(nogil=True, cache=True)
@@ -101,6 +119,10 @@ def take_steps(  # type: ignore[no-untyped-def]
     noise,
     penalty_tables,
     stops,
+    answering,
+    masked,
+    patience,
+    told,
     most,
     room,
     hidden,
@@ -116,7 +138,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
     weighed, leaders = np.empty(rows, np.int64), 0
     last, embedded = first_tokens, np.empty((count, hidden.shape[1]), np.float32)
-    taken, spent, left = 0, 0, NOTHING
+    taken, spent, left, asked = 0, 0, NOTHING, now()
     while taken < steps:
         began = now()
         embed(embedding, embedding_shift, embedding_scale, last, embedded)
@@ -158,6 +180,8 @@ def take_steps(  # type: ignore[no-untyped-def]
         )
         spent += now() - began
         left = HIDDEN
+        if masked and taken > 0 and _ask(answering, MASKS) == 0:
+            break
         known, found = certified_candidates(
             team,
             head_size,
@@ -196,6 +220,11 @@ def take_steps(  # type: ignore[no-untyped-def]
         noise[1] += np.uint64(1)
         if _any_of(drawn, stops):
             break
+        if masked or (answering != 0 and now() - asked >= patience):
+            told[:] = drawn
+            if _ask(answering, FOLLOWING) == 0:
+                break
+            asked = now()
         if size > 1 and is_kept_waiting(team):
             size, head_size = 1, 1
     high = taken * count

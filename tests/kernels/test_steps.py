@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from lexshard.kernels.llama import cpu as llama
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.search import block_slack
 from lexshard.kernels.search.types import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
-from lexshard.kernels.steps import AskedRows, Places, StepsTaken, take_steps
+from lexshard.kernels.steps import FOLLOWING, AskedRows, Caller, Places, StepsTaken, take_steps
 from tests.support.draft_cases import random_stack
 
 pytestmark = pytest.mark.vectors
@@ -68,8 +69,45 @@ def case(seed: int, rows: int, **kinds: Any) -> tuple[LlamaStack, Rows, AskedRow
     return stack, head, asked, Places(positions, slots, own, tables), tokens
 
 
+class Masking:
+    """Answers a call, whose odd rows draw under another mask in each step: notes what it is told,
+    ends the steps behind the one that is its ``last``, and is late with the masks of one."""
+
+    def __init__(
+        self, random: np.random.Generator, rows: int, last: int = STEPS, late: int = STEPS
+    ) -> None:
+        words, odd = -(-VOCABULARY // 64), np.arange(rows) % 2 == 1
+        every = random.integers(0, 2**63, (STEPS + 1, odd.sum(), words)).astype(np.uint64)
+        # Wide ones, of half of the tokens, and ones with a few.
+        self.every = np.where(random.random(every.shape) < 0.3, every, every & (every >> 7) & 31)
+        self.every[:, :, 0] |= np.uint64(1)
+        self._last, self._late, self.heard = last, late, list[list[int]]()
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._answer)
+        address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        numbers = np.where(odd, np.cumsum(odd) - 1, -1)
+        told, masks = np.zeros(rows, np.int64), self.every[0].copy()
+        self.caller = Caller(address, bool(odd.any()), 0, told, masks, numbers)
+
+    def _answer(self, question: int) -> int:
+        if question == FOLLOWING:
+            self.heard.append(self.caller.told.tolist())
+            return len(self.heard) <= self._last
+        self.caller.masks[:] = self.every[len(self.heard)]
+        return len(self.heard) != self._late
+
+    def over(self, asked: AskedRows, step: int) -> AskedRows:
+        """What is asked in a step."""
+        own = self.caller._replace(masks=self.every[step])
+        return asked._replace(adjustments=own.over(asked.adjustments))
+
+
 def one_by_one(
-    stack: LlamaStack, head: Rows, asked: AskedRows, places: Places, tokens: Any
+    stack: LlamaStack,
+    head: Rows,
+    asked: AskedRows,
+    places: Places,
+    tokens: Any,
+    masking: Masking | None = None,
 ) -> tuple[list[list[int]], list[Certified], list[Any]]:
     """Tokens, candidates and hidden states of every step that can be decided so, and of the one
     that ended them the hidden states."""
@@ -87,7 +125,8 @@ def one_by_one(
         constants = (*stack.weights, *stack.shape.constants, stack.key_cache, stack.value_cache)
         llama.forward(*pool.team(), rows, *at, *constants, hidden)
         states.append(hidden)
-        found = certified_candidates(hidden, head, needs, asked.adjustments, asked.top_p)
+        own = asked if masking is None else masking.over(asked, len(said))
+        found = certified_candidates(hidden, head, needs, own.adjustments, own.top_p)
         if found is None or not found.members.all():
             break
         drawn = decide_packed(found.ids, found.raw, found.offsets, drawing._replace(noise=noise))
@@ -146,6 +185,53 @@ def test_the_tokens_and_candidates_of_steps_one_by_one(kind: str, rows: int) -> 
             assert ended is not None
             for ours, theirs in zip(taken.left, ended, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_draw_under_the_masks_that_the_caller_has_for_each_step(rows: int) -> None:
+    for seed in range(8):
+        stack, head, asked, places, tokens = case(seed, rows)
+        masking = Masking(np.random.default_rng(seed), rows)
+        said, found, states = one_by_one(stack, head, asked, places, tokens, masking)
+        taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, masking.caller)
+        assert len(taken.tokens) == len(said)
+        if taken.tokens:
+            check(taken, said, found, rows)
+        # Without masks nothing is asked but after a while, of which each step here is enough.
+        assert masking.heard == said
+        if taken.hidden is not None:
+            np.testing.assert_array_equal(taken.hidden, states[-1])
+        for tokens_of_step, masks in zip(taken.tokens, masking.every, strict=False):
+            for mask, token in zip(masks, tokens_of_step[1::2], strict=True):
+                assert mask[token // 64] >> np.uint64(token % 64) & np.uint64(1)
+
+
+def test_steps_end_where_the_caller_says_so_or_has_no_masks() -> None:
+    def again(**ends: int) -> tuple[StepsTaken, Masking, list[list[int]], list[Any]]:
+        stack, head, asked, places, tokens = case(3, 2)
+        masking = Masking(np.random.default_rng(3), 2, **ends)
+        said, _, states = one_by_one(stack, head, asked, places, tokens, masking)
+        taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, masking.caller)
+        return taken, masking, said, states
+
+    taken, masking, said, _ = again(last=4)
+    assert len(said) > 6
+    assert taken.tokens == masking.heard == said[:5]
+    assert taken.hidden is None
+    taken, masking, said, states = again(late=4)
+    assert taken.tokens == masking.heard == said[:4]
+    np.testing.assert_array_equal(taken.hidden, states[4])
+    assert taken.left is None
+
+
+def test_callers_without_masks_are_asked_after_a_while() -> None:
+    for patience, times in ((0, STEPS), (10**12, 0)):
+        stack, head, asked, places, tokens = case(3, 1)
+        masking = Masking(np.random.default_rng(3), 1)
+        caller = masking.caller._replace(patience=patience)
+        taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, caller)
+        assert len(taken.tokens) == STEPS
+        assert len(masking.heard) == times
 
 
 def test_steps_end_behind_a_stop_and_before_too_many_candidates() -> None:

@@ -23,8 +23,9 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.decision.own import OwnDecisions
 from lexshard.actors.engine.constraints import Constraints
 from lexshard.actors.engine.sequence import Sequence as EngineSequence
+from lexshard.actors.engine.several_steps.answers import Answers
 from lexshard.actors.engine.statistics import Counters
-from lexshard.actors.engine.step_batch import block_tables
+from lexshard.actors.engine.step_batch import block_tables, build_batch
 from lexshard.actors.engine.step_plan import Chunk, StepPlan
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
@@ -36,18 +37,13 @@ from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels import pool
 from lexshard.kernels.certified import Certified
-from lexshard.kernels.steps import Places
+from lexshard.kernels.steps import Caller, Places
 
 # What clients are told waits so long at most, or for one step: as long as a screen for its next
 # picture. What they ask for waits for one step.
 MOST_SECONDS = 0.016
 # What is asked meanwhile is not seen inside a call: steps that one call takes last so long at most.
 CALL_SECONDS = 0.0025
-# Tokens that one call draws before their masks are known: so many that, of those that came to
-# nothing lately, this part of one is among them. One that is refused costs the steps behind it.
-REFUSED_OF_A_CALL = 0.4
-REFUSALS_AT_FIRST, REFUSALS_OVER = 0.1, 32  # a share, and of how many tokens it is a mean
-LEAST_REFUSALS = 0.001  # it is divided by, and forgets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,12 +63,12 @@ class RunSteps:
 
     def plan_of(self, plan: StepPlan) -> StepPlan:
         """What was computed, where ``plan`` was of the first step."""
-        count = self.steps
+        steps = self.steps
         chunks = (
-            Chunk(each.sequence, each.start, count, count, each.scored, said=count)
+            Chunk(each.sequence, each.start, each.count + steps - 1, steps, each.scored, said=steps)
             for each in plan.chunks
         )
-        return StepPlan(tuple(chunks), count)
+        return StepPlan(tuple(chunks), steps)
 
     def result(self) -> list[RowDecision | None]:
         """A decision per row."""
@@ -111,7 +107,6 @@ class Runs:
         self._eos_ids = eos_ids
         # Of the last run, and of how many rows; before the first, in a warm-up, as if it took none.
         self._step_seconds, self._rows = 1e-6, 1
-        self._refusals = REFUSALS_AT_FIRST
         self.several = True
 
     def take(
@@ -124,19 +119,23 @@ class Runs:
         sequences = [chunk.sequence for chunk in plan.chunks]
         draws = _Draws(self._head, self._plane, sequences)
         masked = [each for each in sequences if each.matcher is not None]
-        run = _Run(sequences, _places(plan, most), draws, masked)
         began = time.perf_counter()
+        size = self._head.vocabulary_size
+        answers = Answers(self._constraints, sequences, size, asked, CALL_SECONDS, MOST_SECONDS)
+        # Tokens that a grammar forced are computed with the first step.
+        first = None if plan.tokens == len(sequences) else build_batch(plan)
+        run = _Run(sequences, _places(plan, most), draws, masked, answers, first)
         expected = self._step_seconds * max(1.0, len(sequences) / self._rows)
-        several = int(min(CALL_SECONDS, MOST_SECONDS) / expected)
+        several = int(MOST_SECONDS / expected)
         goes_on, past = True, 0.0
         while goes_on:
             pool.begin_step(len(sequences))
             goes_on = self._go_on(run, min(several, most - run.taken.steps))
             past = time.perf_counter() - began
             steps = run.taken.steps
-            if steps == most or past + max(several, 1) * past / max(steps, 1) > MOST_SECONDS:
+            if steps == most or past + past / max(steps, 1) > MOST_SECONDS:
                 break
-            goes_on = goes_on and not asked()
+            goes_on = goes_on and not (answers.ends or asked())
         taken = run.taken
         if not taken.steps:
             return None
@@ -149,44 +148,24 @@ class Runs:
 
     def _go_on(self, run: _Run, several: int) -> bool:
         """Takes ``several`` steps by one call, or one step; whether another one may follow."""
-        if run.masked:
-            several = min(several, self._before_masks(run))
-        at_once = self._several(run, several) if several > 1 else None
+        begun = run.first is None or run.taken.steps > 0
+        at_once = self._several(run, several) if several > 1 and begun else None
+        found = run.answers.end()
         if at_once is None:
-            return self._one(run)
-        goes_on, count, drawn = True, len(run.sequences), len(at_once.tokens)
-        allowed = self._allowed(run, at_once.tokens) if run.masked else drawn
-        for step, tokens in enumerate(at_once.tokens[:allowed]):
+            return self._one(run, found=found)
+        goes_on, count = True, len(run.sequences)
+        for step, tokens in enumerate(at_once.tokens):
             decisions = list(map(RowDecision, tokens))
-            goes_on = self._took(run, decisions, at_once.candidates, step * count)
-            if not goes_on:  # it is the last, or a grammar says what follows
-                allowed = step + 1
+            first = step * count
+            heard = step < run.answers.heard
+            goes_on = self._took(run, decisions, at_once.candidates, first, heard=heard)
+            if not goes_on:
                 break
-        if run.masked:
-            self._learn(allowed, cut=allowed < drawn)
-        if allowed < drawn:
-            run.draws.forget()
-            return goes_on and self._one(run)
+        goes_on &= run.answers.goes_on
+        run.taken.broken.update(run.answers.broken)
         if not goes_on or at_once.hidden is None:
             return goes_on
-        return self._one(run, at_once.hidden, at_once.left)
-
-    def _before_masks(self, run: _Run) -> int:
-        """How many steps of rows with grammars one call may take."""
-        alone = len(run.sequences) == 1
-        if not (alone and self._constraints.draws_first(run.sequences[0])):
-            return 1
-        return int(REFUSED_OF_A_CALL / self._refusals)
-
-    def _allowed(self, run: _Run, tokens: list[list[int]]) -> int:
-        """How many of ``tokens`` [T, 1], drawn before their masks, the grammar allows."""
-        return self._constraints.allowed(run.sequences[0], [token for [token] in tokens])
-
-    def _learn(self, counted: int, *, cut: bool) -> None:
-        """Of what was drawn before masks so many tokens count; was another one ``cut`` off?"""
-        self._refusals *= (1.0 - 1.0 / REFUSALS_OVER) ** counted
-        self._refusals += cut * (1.0 - self._refusals) / REFUSALS_OVER
-        self._refusals = max(self._refusals, LEAST_REFUSALS)
+        return self._one(run, at_once.hidden, at_once.left, found)
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""
@@ -194,7 +173,10 @@ class Runs:
             return None
         asked = {each for own in run.sequences for each in own.request.parameters.stop_token_ids}
         stops = np.array([*self._eos_ids, *asked], np.int64)
-        at_once = run.draws.several(self._body, run.places(steps), run.tokens(), stops)
+        caller = run.answers.begin()
+        if caller is None:
+            return None
+        at_once = run.draws.several(self._body, run.places(steps), run.tokens(), stops, caller)
         if at_once is not None:
             run.body_seconds += at_once.body_seconds
         return at_once
@@ -204,26 +186,20 @@ class Runs:
         run: _Run,
         hidden: npt.NDArray[np.float32] | None = None,
         left: Certified | None = None,
+        found: tuple[Mask | None, ...] | None = (),
     ) -> bool:
-        """Takes one step, whose ``hidden`` states may be there already, and what is found in them;
-        whether another one may follow."""
+        """Takes one step, whose ``hidden`` states may be there already, what is left of its rows in
+        them, and its masks, which were ``found``; whether another one may follow."""
         sequences, masked = run.sequences, run.masked
-        if masked:
+        if masked and not found:
             self._constraints.begin(masked, alone=len(sequences) == 1)
         if hidden is None:
             began = time.perf_counter()
             hidden = self._body.forward(run.batch()).numpy()
             run.body_seconds += time.perf_counter() - began
-        found = self._constraints.begun(sequences) if masked else ()
+        if masked and not found:
+            found = self._constraints.begun(sequences)
         decided = None if found is None else run.draws.draw(hidden, found, left)
-        if masked and not found and decided is not None:
-            [drawn] = decided[0]
-            allowed = self._allowed(run, [[drawn.token_id]])
-            self._learn(allowed, cut=not allowed)
-            if not allowed:
-                self._constraints.begin(masked, alone=True)
-                found = self._constraints.begun(sequences)
-                decided = None if found is None else run.draws.draw(hidden, found)
         if decided is None:
             return False
         if found:
@@ -231,20 +207,28 @@ class Runs:
         return self._took(run, *decided, 0)
 
     def _took(
-        self, run: _Run, decisions: list[RowDecision], candidates: Candidates, first: int
+        self,
+        run: _Run,
+        decisions: list[RowDecision],
+        candidates: Candidates,
+        first: int,
+        *,
+        heard: bool = False,
     ) -> bool:
-        """One more step, whose rows are those of ``candidates`` from ``first`` on; whether another
-        one may follow."""
+        """One more step, whose rows are those of ``candidates`` from ``first`` on, and of which
+        grammars have ``heard`` perhaps; whether another one may follow."""
         run.taken.decisions.append(decisions)
         run.taken.candidates.append((candidates, first))
         tokens = [each.token_id for each in decisions]
-        return self._say(run.sequences, tokens, run.taken.broken)
+        return self._say(run.sequences, tokens, run.taken.broken, heard=heard)
 
     def _say(
         self,
         sequences: Sequence[EngineSequence],
         tokens: Sequence[int],
         broken: dict[EngineSequence, Exception],
+        *,
+        heard: bool,
     ) -> bool:
         """Gives each sequence its token; whether every one draws another behind it."""
         goes_on = True
@@ -254,7 +238,7 @@ class Runs:
             reason, _ = parameters.end_with(token, sequence.output_length, self._eos_ids)
             if reason is not None:
                 goes_on = False
-            elif sequence.matcher is not None:
+            elif sequence.matcher is not None and not heard:
                 try:
                     goes_on &= self._constraints.draws_behind(sequence, token)
                 except GrammarError as error:
@@ -274,6 +258,8 @@ class _Run:
     every: Places
     draws: _Draws
     masked: list[EngineSequence]  # which have a grammar
+    answers: Answers  # to what calls ask between two steps
+    first: Batch | None  # the first step, where it has more rows than sequences
     taken: RunSteps = field(default_factory=RunSteps)
     masks: list[tuple[Mask | None, ...]] = field(default_factory=list)  # of steps that had some
     body_seconds: float = 0.0
@@ -290,6 +276,8 @@ class _Run:
 
     def batch(self) -> Batch:
         """The next step."""
+        if self.first is not None and not self.taken.steps:
+            return self.first
         step, (positions, slots, rows, tables) = self.taken.steps, self.every
         ids = self.tokens().astype(np.int32)
         return Batch(ids, positions[step], slots[step], rows, tables, rows)
@@ -299,7 +287,7 @@ def _places(plan: StepPlan, steps: int) -> Places:
     """Of ``steps`` that begin with ``plan``, in blocks that its sequences have."""
     rows = np.arange(len(plan.chunks), dtype=np.int32)
     tables = block_tables(plan)
-    starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
+    starts = np.array([chunk.stop - 1 for chunk in plan.chunks], np.int32)
     positions = starts + np.arange(steps, dtype=np.int32)[:, None]
     blocks = tables[rows, positions // BLOCK_TOKENS].astype(np.int64)
     return Places(positions, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, rows, tables)
@@ -334,10 +322,12 @@ class _Draws:
         places: Places,
         tokens: npt.NDArray[np.int64],
         stops: npt.NDArray[np.int64],
+        caller: Caller,
     ) -> _AtOnce | None:
-        """Steps without masks that one call takes (`kernels.steps.take_steps`), if it can."""
+        """Steps that one call takes (`kernels.steps.take_steps`), if it can: without masks, but for
+        those that the ``caller`` has."""
         steady = self._steady_rows(())
-        taken = None if steady is None else steady.take(body.stack, places, tokens, stops)
+        taken = None if steady is None else steady.take(body.stack, places, tokens, stops, caller)
         if steady is None or taken is None:
             return None
         candidates = steady.candidates(taken.found)
@@ -365,10 +355,6 @@ class _Draws:
         steady.advance()
         return decided
 
-    def forget(self) -> None:
-        """Steps were taken that do not count."""
-        self._masks = None
-
     def _steady_rows(self, masks: tuple[Mask | None, ...]) -> SteadyRows | None:
         if masks != self._masks:
             self._masks, self._steady = masks, self._head.steady(RowNames(self._names, masks=masks))
@@ -378,7 +364,7 @@ class _Draws:
         self, hidden: npt.NDArray[np.float32], masks: tuple[Mask | None, ...]
     ) -> Decided | None:
         if self._steady is not None:
-            self.forget()  # it is of another position then
+            self._masks = None  # it is of another position then
         asked = RowNames(self._names, masks=masks)
         try:
             candidates = self._head.candidates(torch.from_numpy(hidden), asked)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.engine import constraints
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
 from lexshard.actors.engine.several_steps import runs
@@ -56,12 +55,6 @@ def _however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run, and what one call takes of it, is as long on a slow machine."""
     monkeypatch.setattr(runs, "MOST_SECONDS", 10.0)
     monkeypatch.setattr(runs, "CALL_SECONDS", 10.0)
-
-
-@pytest.fixture
-def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the vocabulary: a mask that holds so much lets its sequence draw before the next."""
-    monkeypatch.setattr(constraints, "WIDE", request.param)
 
 
 # Of one tier: which of several screens is timed, beside whatever else runs, and remembered.
@@ -206,7 +199,7 @@ def test_a_run_ends_where_something_is_asked(prompt_ids: list[tuple[int, ...]]) 
 def test_asking_is_looked_for_after_every_step(
     together: Engine, prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But inside a call."""
+    """Inside a call, too."""
     monkeypatch.setattr(runs, "CALL_SECONDS", 0.0)
     looks = itertools.count(1)
     together.steps.asked = lambda: next(looks) % 3 == 0
@@ -317,13 +310,13 @@ def test_a_rule_that_rests_hears_of_every_step_of_a_run(
     engine.close()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 10.0], ids=["steps", "calls"])
+@pytest.mark.parametrize("several", [False, True], ids=["steps", "calls"])
 def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
-    seconds: float, prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    several: bool, prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At one place, in steps one by one and in a call that takes several."""
-    monkeypatch.setattr(runs, "CALL_SECONDS", seconds)
     engine = demo_engine(head="certified", steps_at_once=8)
+    engine.steps.take_several(several)
     forward, take = engine.model.body.forward, plain_steps.take_steps
 
     def overflowing(batch: Batch) -> torch.Tensor:
@@ -391,16 +384,15 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
     singly: Engine,
     together: Engine,
     prompt_ids: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     other = Request("other", 0, prompt_ids[1][:30], PLAIN)
     expected = replies(heard(singly, [other]))
-    for method, share in itertools.product(("consume", "masks", "accepted"), (0.0, 2.0)):
-        monkeypatch.setattr(constraints, "WIDE", share)
+    for several, method in itertools.product((False, True), ("consume", "masks", "follow")):
+        together.steps.take_several(several)
         for others in ([other], []):
-            if method == "accepted" and (others or share):
-                continue  # nothing is drawn before its mask
+            if (method == "follow") != (several and not others):
+                continue  # calls that take several steps of one alone ask for nothing else
             assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
             [sequence] = together.sequences("fails")
             sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
@@ -409,6 +401,7 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
             told = replies(all_of(together, "fails", *(each.request_id for each in others)))
             assert told.pop("fails")[1] == "error"
             assert told == (expected if others else {})
+    together.steps.take_several(True)
 
 
 class Failing:
@@ -434,14 +427,11 @@ DRAWN_FROM_ALL = {
 }
 
 
-@pytest.mark.usefixtures("share")
-@pytest.mark.parametrize("share", [0.0, constraints.WIDE, 2.0], indirect=True)
 @pytest.mark.parametrize("grammar", [STRING, WIDE_STRING, RECORDS], ids=["a-z", "any", "records"])
-def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
+def test_a_call_that_takes_several_steps_draws_what_each_mask_allows(
     grammar: str, singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
-    """However many masks would have refused: each kind alone, and all of them beside others, which
-    leave one after the other."""
+    """Each kind alone, and all of them beside others, which leave one after the other."""
     masked: dict[str, Any] = {"ignore_eos": False, "grammar": grammar}
     wanted = [
         Request(kind, 0, prompt[:30], replace(each, **masked, seed=seed, max_tokens=30 + 9 * seed))
@@ -459,9 +449,7 @@ def test_what_is_drawn_before_its_mask_is_what_the_mask_allows(
         assert most_at_once(found) > 1
 
 
-@pytest.mark.usefixtures("share")
-@pytest.mark.parametrize("share", [0.0], indirect=True)
-def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
+def test_where_what_must_follow_is_banned_nothing_else_is_drawn(
     singly: Engine,
     together: Engine,
     prompt_ids: list[tuple[int, ...]],
@@ -478,49 +466,6 @@ def test_where_what_must_follow_is_banned_nothing_else_is_drawn_before_its_mask(
         assert replies(heard(together, [request])) == {"a": expected}
 
 
-def test_inside_a_string_hardly_any_mask_is_made(
-    together: Engine, prompt_ids: list[tuple[int, ...]]
-) -> None:
-    """The first, and those of what the grammar refuses; what a call draws is asked at once."""
-    asked = replace(PLAIN, ignore_eos=False, grammar=WIDE_STRING, max_tokens=300)
-    made = tokens = drawn = 0
-    # As after a long text of which nothing was refused.
-    together.steps._runs._learn(100_000, cut=False)  # type: ignore[union-attr]
-    for index, prompt in enumerate(prompt_ids[:4]):
-        assert together.submit(Request("s", 0, prompt[:30], replace(asked, seed=index))) is None
-        [sequence] = together.sequences("s")
-        counted = Counted(sequence.matcher)
-        sequence.matcher = counted  # type: ignore[assignment]
-        while together.sequences("s"):
-            tokens += sum(len(each.token_ids) for each in together.step())
-        made += counted.masked
-        drawn = max(drawn, counted.drawn)
-    assert tokens > 100
-    assert made < 0.1 * tokens
-    assert drawn >= 4
-
-
-class Counted:
-    """Says what ``matcher`` says, and counts the masks that it makes and the most tokens of which
-    it is asked at once whether they may follow."""
-
-    def __init__(self, matcher: Any) -> None:
-        self._matcher, self.masked, self.drawn = matcher, 0, 0
-
-    def accepted(self, guesses: Any) -> Any:
-        self.drawn = max(self.drawn, len(guesses))
-        return self._matcher.accepted(guesses)
-
-    def masks(self, guesses: Any) -> Any:
-        self.masked += 1
-        return self._matcher.masks(guesses)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
-
-
-@pytest.mark.usefixtures("share")
-@pytest.mark.parametrize("share", [0.0, 2.0], indirect=True)
 def test_a_late_mask_ends_the_run_and_nothing_else(
     singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
