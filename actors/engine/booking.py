@@ -114,6 +114,9 @@ class Booking:
             reason, stop = parameters.end_with(token_id, length, self._eos_ids)
             if reason is not None or not chunk.goes_on(place, token_id):
                 break
+            if chunk.forced:
+                token_ids += chunk.forced[place]
+                self.counters.forced_tokens += len(chunk.forced[place])
         if chunk.drafted:
             stood = chunk.stood(token_ids)
             self.counters.count_guesses(len(chunk.drafted), stood)
@@ -142,7 +145,8 @@ class Booking:
                 return self._event(sequence, told, (), reason="error", error=error)
             reason, stop = forced.reason, forced.stop
         self._note(sequence, token_ids + forced.token_ids)
-        sequence.went_on(forced=len(forced.token_ids), ends=reason is not None)
+        last = len(chunk.forced[-1]) if chunk.forced else 0
+        sequence.went_on(forced=last + len(forced.token_ids), ends=reason is not None)
         return self._event(
             sequence,
             told,

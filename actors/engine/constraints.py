@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from lexshard.actors.engine.sequence import Sequence
@@ -49,7 +49,7 @@ class ForcedRun(NamedTuple):
 def _tells(sequence: Sequence) -> bool:
     """Whether a client is told what its rows read."""
     asked = sequence.request.parameters
-    return asked.certificate or asked.receipt or asked.logprobs is not None
+    return asked.certificate or asked.receipt or asked.draft or asked.logprobs is not None
 
 
 class Constraints:
@@ -105,15 +105,23 @@ class Constraints:
                 wanted.append(sequence.pending_masks)
         self._make(wanted, alone=alone)
 
-    def follow(self, drawn: Mapping[Sequence, int]) -> None:
-        """Begins with the masks behind tokens that sequences were given, beside one another, and of
-        which no grammar has been told."""
-        wanted = []
-        for sequence, token_id in drawn.items():
-            assert sequence.matcher is not None
-            sequence.pending_masks = PendingMasks(sequence.matcher, last=(token_id,))
-            wanted.append(sequence.pending_masks)
-        self._make(wanted, alone=False)
+    def go_on_in_call(self, sequence: Sequence, run: list[int], room: int) -> bool:
+        """A sequence was given its last token in a call, and is given those that must follow it, at
+        most ``room``, which are noted in ``run``; whether it draws the next one. What ends it, or
+        takes long to find, is left to `go_on`. Raises `GrammarError`."""
+        matcher = sequence.matcher
+        assert matcher is not None
+        token_id = sequence.token_ids[-1]
+        matcher.consume((token_id,))
+        while (following := matcher.forced()) is not None:
+            length = sequence.output_length + 1
+            ends, _ = sequence.request.parameters.end_with(following, length, self._eos_ids)
+            if ends or matcher.long or len(run) == room or not sequence.state.may_follow(following):
+                return False
+            sequence.state.append(following)
+            run.append(following)
+            matcher.consume((following,))
+        return True
 
     def _make(self, wanted: list[PendingMasks], *, alone: bool) -> None:
         if wanted:

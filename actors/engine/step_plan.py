@@ -24,7 +24,8 @@ class Chunk:
     own, the others for those after one more of the ``drafted`` tokens each, which are the last
     tokens of the chunk. None draws while the chunk does not catch up with the sequence.
     ``scored`` are the positions whose rows score the prompt token that follows. In a run
-    (`actors.engine.several_steps.runs`) its sequence has ``said`` so many of its tokens already.
+    (`actors.engine.several_steps.runs`) its sequence has ``said`` so many of its tokens already,
+    with those that a grammar ``forced`` behind each that it drew.
     """
 
     sequence: Sequence
@@ -34,6 +35,7 @@ class Chunk:
     scored: range
     drafted: tuple[int, ...] = ()
     said: int = 0
+    forced: tuple[tuple[int, ...], ...] = ()
 
     @property
     def stop(self) -> int:

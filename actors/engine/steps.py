@@ -153,9 +153,10 @@ class Steps:
                 yield _BETWEEN if self._constraints.wait() else _IDLE
                 continue
             most = self._steps_of_run(plan)
-            if most > 1:
+            room = self._room_of_run(plan, most) if most > 1 else 1
+            if room > 1:
                 yield _COMPUTING
-                run = self._take_run(plan, most)
+                run = self._take_run(plan, min(most, room), room)
                 if run is not None:
                     yield StepProgress(self.commit(run))
                     continue
@@ -164,16 +165,18 @@ class Steps:
             yield _COMPUTING
             yield StepProgress(self.commit(self.decide(plan, hidden())))
 
-    def _take_run(self, plan: StepPlan, most: int) -> InFlightStep | None:
-        """Up to ``most`` steps like ``plan``; None where none can be taken at once."""
+    def _take_run(self, plan: StepPlan, most: int, room: int) -> InFlightStep | None:
+        """Up to ``most`` steps like ``plan``, whose sequences have room for so many tokens each;
+        None where none can be taken at once."""
         assert self._runs is not None
         begin_step(plan.tokens)
-        taken = self._runs.take(plan, most, self.counters, self.asked)
+        taken = self._runs.take(plan, most, room, self.counters, self.asked)
         if taken is None:
             return None
-        for chunk in plan.chunks:
-            chunk.sequence.advance(chunk.count + taken.steps - 1, self._scheduler.pool)
-        return InFlightStep(taken.plan_of(plan), PendingRows(taken, taken), taken.broken, set())
+        ran = taken.plan_of(plan)
+        for chunk in ran.chunks:
+            chunk.sequence.advance(chunk.count, self._scheduler.pool)
+        return InFlightStep(ran, PendingRows(taken, taken), taken.broken, set())
 
     def take_several(self, allowed: bool) -> None:
         """Whether a call may take several steps of a run; from any thread."""
@@ -192,7 +195,16 @@ class Steps:
         if most > 1 and self._speculation is not None:
             free = self._speculation.steps_without([chunk.sequence for chunk in plan.chunks])
             most = most if free is None else min(most, free)
-        return self._scheduler.room_for_run(plan, most) if most > 1 else 1
+        return most
+
+    def _room_of_run(self, plan: StepPlan, most: int) -> int:
+        """For how many tokens of each sequence a run of ``most`` steps has room: those that
+        grammars force take some, too."""
+        if any(chunk.sequence.matcher is not None for chunk in plan.chunks):
+            room = self._scheduler.room_for_run(plan, 2 * most)
+            if room > 1:
+                return room
+        return self._scheduler.room_for_run(plan, most)
 
     def overlapped(self, start: StartForward) -> Iterator[StepProgress]:
         """The tokens of a step are decided beside the forward pass of the next one."""

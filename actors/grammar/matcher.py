@@ -29,7 +29,7 @@ class GrammarError(ValueError):
 class Matcher:
     """``inner``, of ``tokenizer``, after the tokens that were consumed, of which ``last`` is the
     last, if any. ``eos_ids`` end an output: where nothing else may follow, the first of them must.
-    Of a text that must come next there are so many bytes ``ahead``, when that was last looked for.
+    What `forced` told of last was ``long`` if it was a text beyond `WINDOW`.
 
     One thread at a time. Methods raise `GrammarError` where the grammar costs more than its limits.
     """
@@ -42,7 +42,7 @@ class Matcher:
         eos_ids: Sequence[int],
         last: Sequence[int] = (),
     ) -> None:
-        self.ahead = 0
+        self.long = False
         self._inner = inner
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
@@ -61,11 +61,6 @@ class Matcher:
         self._last = [*token_ids[-1:]] or self._last
         self._check()
 
-    @property
-    def long(self) -> bool:
-        """Whether what must come next takes long to find: it is a text beyond `WINDOW`."""
-        return self.ahead > WINDOW
-
     def forced(self) -> int | None:
         """The token that must come next; None where several may, or the grammar does not say
         cheaply that one must."""
@@ -76,14 +71,12 @@ class Matcher:
         self._check()
         return found
 
-    def follow(self, token_id: int, words: int) -> bool:
-        """The output goes on with ``token_id``. Where no token must come next, writes the mask of
-        those that may to the address ``words``, of `kernels.masks.Words`; whether it does."""
-        self.consume((token_id,))
-        if self.forced() is not None:
-            return False
-        self._write_mask(words)
-        return True
+    def write_mask(self, words: int) -> None:
+        """The mask of what may come next where `forced` says nothing, to the address ``words``, of
+        `kernels.masks.Words`. Without the interpreter lock."""
+        size = 4 * -(-self._vocabulary_size // 32)
+        self._inner.unsafe_compute_mask_ptr(words, size)
+        self._check()
 
     def accepted(self, guesses: Sequence[int]) -> int:
         """How many of ``guesses`` may follow one after the other. None follows an end."""
@@ -115,7 +108,7 @@ class Matcher:
     def _first_forced(self, last: list[int]) -> int | None:
         """The first token of what must follow ``last``, as llguidance reads it."""
         text = self._inner.compute_ff_bytes()
-        self.ahead = len(text)
+        self.long = len(text) > WINDOW
         window = WINDOW
         while window < len(text):
             begun, _ = self._tokenizer.tokenize_partial(text[:window], last)
@@ -133,13 +126,8 @@ class Matcher:
         if forced is not None:
             return mask_words((forced,), self._vocabulary_size)
         words = np.zeros(blocks_of(self._vocabulary_size), np.uint64)
-        self._write_mask(words.ctypes.data)
+        self.write_mask(words.ctypes.data)
         return words
-
-    def _write_mask(self, words: int) -> None:
-        size = 4 * -(-self._vocabulary_size // 32)
-        self._inner.unsafe_compute_mask_ptr(words, size)  # without the interpreter lock
-        self._check()
 
     def _check(self) -> None:
         if self._inner.is_error():

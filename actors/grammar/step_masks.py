@@ -22,15 +22,12 @@ PATIENCE_SECONDS = 0.002
 
 
 class PendingMasks:
-    """The masks of one sequence's rows on their way: of the place after its own tokens, of which
-    the matcher is still to be told ``last``, and after each more of its guesses."""
+    """The masks of one sequence's rows on their way: of the place after its own tokens, and after
+    each more of its guesses."""
 
-    def __init__(
-        self, matcher: Matcher, guesses: tuple[int, ...] = (), last: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, matcher: Matcher, guesses: tuple[int, ...]) -> None:
         self.matcher = matcher
         self.guesses = guesses
-        self._last = last
         self._found: list[Mask] | GrammarError | None = None
         self._there: threading.Event | None = None  # where another thread makes them
 
@@ -67,8 +64,6 @@ class PendingMasks:
     def make(self, masks: Masks, lock: threading.Lock) -> None:
         """Makes them, here."""
         try:
-            if self._last:
-                self.matcher.consume(self._last)
             words = self.matcher.masks(self.guesses)
             with lock:
                 self._found = [masks.of(each) for each in words]

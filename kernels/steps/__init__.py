@@ -22,15 +22,23 @@ from lexshard.kernels.steps.questions import FOLLOWING, MASKS
 
 MOST = 2**18  # candidates of the steps of a call
 
-__all__ = ["FOLLOWING", "MASKS", "AskedRows", "Caller", "Places", "StepsTaken", "take_steps"]
+__all__ = [
+    "FOLLOWING",
+    "MASKS",
+    "AskedRows",
+    "Caller",
+    "Places",
+    "StepsTaken",
+    "nobody",
+    "take_steps",
+]
 
 
 class Places(NamedTuple):
-    """Where the tokens of N sequences go in each of S steps."""
+    """Where the tokens of N sequences go, a row of each in every one of so many ``steps``."""
 
-    positions: npt.NDArray[np.int32]  # [S, N]
-    slots: npt.NDArray[np.int64]  # [S, N]
-    rows: npt.NDArray[np.int32]  # [N] each its own number
+    steps: int
+    first: npt.NDArray[np.int64]  # [N] positions
     tables: npt.NDArray[np.int32]  # [N, blocks]
 
 
@@ -49,16 +57,19 @@ class Caller(NamedTuple):
 
     At address ``answering`` is a function of C of one number, a question. `FOLLOWING`: may another
     step follow tokens, which are ``told``? Where rows are ``masked`` that is asked behind every
-    step, else after so much ``patience``, in nanoseconds. `MASKS`, when the hidden states of a step
-    that follows are there: are ``masks`` its own now? They are those of the first step before. The
-    answer is 1, or 0: then the steps end there. Row ``r`` has ``masks[rows[r]]``, none where that
-    is -1.
+    step but the last, else after so much ``patience``, in nanoseconds. Behind the token of row
+    ``r`` ``lengths[r]`` tokens ``behind[r]`` are computed then, too. `MASKS`, when the hidden
+    states of a step that follows are there: are ``masks`` its own now? They are those of the first
+    step before. The answer is 1, or 0: then the steps end there. Row ``r`` has ``masks[rows[r]]``,
+    none where that is -1.
     """
 
     answering: int
     masked: bool
     patience: int
     told: npt.NDArray[np.int64]  # [N]
+    lengths: npt.NDArray[np.int64]  # [N]
+    behind: npt.NDArray[np.int64]  # [N, most]
     masks: npt.NDArray[np.uint64]  # [M, blocks]
     rows: npt.NDArray[np.int64]  # [N]
 
@@ -81,9 +92,11 @@ class StepsTaken(NamedTuple):
     body_seconds: float  # of all that is computed
 
 
-_NOBODY = Caller(
-    0, False, 0, np.empty(0, np.int64), np.empty((0, 0), np.uint64), np.empty(0, np.int64)
-)
+def nobody(rows: int) -> Caller:
+    """Who is never asked anything, for a call of so many rows."""
+    told, lengths, behind = np.zeros(rows, np.int64), np.zeros(rows, np.int64), (rows, 0)
+    none = np.empty(behind, np.int64), np.empty((0, 0), np.uint64), np.full(rows, -1, np.int64)
+    return Caller(0, False, 0, told, lengths, *none)
 
 
 def take_steps(
@@ -96,7 +109,7 @@ def take_steps(
     most_candidates: int,
     caller: Caller | None = None,
 ) -> StepsTaken:
-    """Up to as many steps as there are ``places``, of which ``tokens`` [N] have the first. They end
+    """Up to as many steps as ``places`` have, of which ``tokens`` [N] have the first. They end
     behind one that draws one of ``stops``, where the ``caller`` says so, and before one of which
     bounds leave a row more than ``most_candidates``, or are not sure of its token."""
     from lexshard.kernels.steps import cpu  # numba compiles on first use
@@ -107,7 +120,7 @@ def take_steps(
     large = len(tokens) * rows.values.size > MULTIPLICATIONS_PER_THREAD
     team, size = pool.team()
     _, head_size = pool.team(worth=large)
-    caller = caller or _NOBODY
+    caller = caller or nobody(len(tokens))
     hidden = np.empty((len(tokens), stack.shape.hidden), np.float32)
     there, seconds, drawn, found, left = cpu.take_steps(
         team,
@@ -116,8 +129,10 @@ def take_steps(
         embedding,
         shift,
         float(stack.shape.embedding_scale),
+        places.steps,
         tokens,
-        *places,
+        places.first.copy(),
+        places.tables,
         *stack.weights,
         *stack.shape.constants,
         stack.key_cache,
@@ -132,6 +147,8 @@ def take_steps(
         caller.masked,
         caller.patience,
         caller.told,
+        caller.lengths,
+        caller.behind,
         most_candidates,
         MOST,
         hidden,

@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from lexshard.kernels.attention.layout import BLOCK_SIZE
 from lexshard.kernels.certified.cpu import certified_candidates
 from lexshard.kernels.decision.packed import decide_packed_rows
 from lexshard.kernels.draft.cpu import embed
@@ -65,6 +66,29 @@ def _any_of(tokens, stops):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _rows(drawn, lengths, behind, places, block_tables):  # type: ignore[no-untyped-def]
+    """The rows of a step: of every sequence the token that it drew, to be computed at its place,
+    and ``lengths`` of the tokens ``behind``. Places move on. The tokens, the positions and slots of
+    these rows, their sequences, and the last row of each."""
+    total = drawn.size + lengths.sum()
+    tokens, positions = np.empty(total, np.int64), np.empty(total, np.int32)
+    slots, owners = np.empty(total, np.int64), np.empty(total, np.int32)
+    last, row = np.empty(drawn.size, np.int32), 0
+    for sequence in range(drawn.size):
+        for offset in range(1 + lengths[sequence]):
+            position = places[sequence]
+            places[sequence] += 1
+            tokens[row] = drawn[sequence] if offset == 0 else behind[sequence, offset - 1]
+            block = np.int64(block_tables[sequence, position // BLOCK_SIZE])
+            positions[row] = position
+            slots[row] = block * BLOCK_SIZE + position % BLOCK_SIZE
+            owners[row] = sequence
+            row += 1
+        last[sequence] = row - 1
+    return tokens, positions, slots, owners, last
+
+
+@njit(nogil=True, cache=True)
 def take_steps(  # type: ignore[no-untyped-def]
     team,
     size,
@@ -72,10 +96,9 @@ def take_steps(  # type: ignore[no-untyped-def]
     embedding,
     embedding_shift,
     embedding_scale,
-    first_tokens,
-    positions,
-    slots,
-    own_rows,
+    steps,
+    drawn,
+    places,
     block_tables,
     attention_norm,
     qkv,
@@ -123,6 +146,8 @@ def take_steps(  # type: ignore[no-untyped-def]
     masked,
     patience,
     told,
+    lengths,
+    behind,
     most,
     room,
     hidden,
@@ -131,26 +156,30 @@ def take_steps(  # type: ignore[no-untyped-def]
     alone, or what is found in it; the seconds of bodies; the tokens [T, N] of the T steps that are
     decided; and the fields of `kernels.certified.Certified` of their rows, one step's behind the
     other's, and of what is found. One argument for each array: see `kernels.draft.cpu._draft`."""
-    steps, count = positions.shape
+    count, width = drawn.size, hidden.shape[1]
     rows = steps * count
     ids, raw = np.empty(room, np.int32), np.empty(room, np.float32)
     tokens, offsets = np.empty((steps, count), np.int64), np.zeros(rows + 1, np.int64)
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
     weighed, leaders = np.empty(rows, np.int64), 0
-    last, embedded = first_tokens, np.empty((count, hidden.shape[1]), np.float32)
+    embedded = np.empty((count, width), np.float32)
     taken, spent, left, asked = 0, 0, NOTHING, now()
     while taken < steps:
         began = now()
-        embed(embedding, embedding_shift, embedding_scale, last, embedded)
+        ids_of, positions, slots, owners, last = _rows(drawn, lengths, behind, places, block_tables)
+        lengths[:] = 0
+        if ids_of.size != embedded.shape[0]:
+            embedded = np.empty((ids_of.size, width), np.float32)
+        embed(embedding, embedding_shift, embedding_scale, ids_of, embedded)
         forward(
             team,
             size,
             embedded,
-            positions[taken],
-            slots[taken],
-            own_rows,
+            positions,
+            slots,
+            owners,
             block_tables,
-            own_rows,
+            last,
             attention_norm,
             qkv,
             qkv_bias,
@@ -204,11 +233,11 @@ def take_steps(  # type: ignore[no-untyped-def]
             break
         left = FOUND
         decision = (penalties, limits, counts, noise, penalty_tables)
-        drawn = _decided((own, logits, own_offsets, members), decision)
-        if drawn.size == 0:
+        decided = _decided((own, logits, own_offsets, members), decision)
+        if decided.size == 0:
             break
         left = NOTHING
-        tokens[taken], last = drawn, drawn
+        tokens[taken], drawn = decided, decided
         ids[first : first + own.size], raw[first : first + own.size] = own, logits
         offsets[low + 1 : low + count + 1] = own_offsets[1:] + first
         high = low + count
@@ -220,11 +249,14 @@ def take_steps(  # type: ignore[no-untyped-def]
         noise[1] += np.uint64(1)
         if _any_of(drawn, stops):
             break
-        if masked or (answering != 0 and now() - asked >= patience):
+        if taken < steps and (masked or (answering != 0 and now() - asked >= patience)):
             told[:] = drawn
             if _ask(answering, FOLLOWING) == 0:
                 break
             asked = now()
+            for row in range(count):
+                needs.position[row] += np.uint64(lengths[row])
+                noise[1, row] += np.uint64(lengths[row])
         if size > 1 and is_kept_waiting(team):
             size, head_size = 1, 1
     high = taken * count

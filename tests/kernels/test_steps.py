@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from lexshard.kernels.llama import cpu as llama
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.search import block_slack
 from lexshard.kernels.search.types import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
-from lexshard.kernels.steps import FOLLOWING, AskedRows, Caller, Places, StepsTaken, take_steps
+from lexshard.kernels.steps import FOLLOWING, AskedRows, Places, StepsTaken, nobody, take_steps
 from tests.support.draft_cases import random_stack
 
 pytestmark = pytest.mark.vectors
@@ -61,12 +62,9 @@ def case(seed: int, rows: int, **kinds: Any) -> tuple[LlamaStack, Rows, AskedRow
     packed = pack(controls, adjustments)
     assert packed is not None
     asked = AskedRows(needs, adjustments, nucleus, packed)
-    positions = np.repeat(np.arange(STEPS, dtype=np.int32)[:, None], rows, axis=1)
     tables = random.permutation(BLOCKS * rows).astype(np.int32).reshape(rows, BLOCKS)
-    own = np.arange(rows, dtype=np.int32)
-    slots = tables[own, positions // 16].astype(np.int64) * 16 + positions % 16
     tokens = random.integers(0, VOCABULARY, rows)
-    return stack, head, asked, Places(positions, slots, own, tables), tokens
+    return stack, head, asked, Places(STEPS, np.zeros(rows, np.int64), tables), tokens
 
 
 class Masking:
@@ -82,14 +80,19 @@ class Masking:
         self.every = np.where(random.random(every.shape) < 0.3, every, every & (every >> 7) & 31)
         self.every[:, :, 0] |= np.uint64(1)
         self._last, self._late, self.heard = last, late, list[list[int]]()
+        self.forced: tuple[Any, Any] | None = None  # how many must follow by step, and which
         self._function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._answer)
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         numbers = np.where(odd, np.cumsum(odd) - 1, -1)
-        told, masks = np.zeros(rows, np.int64), self.every[0].copy()
-        self.caller = Caller(address, bool(odd.any()), 0, told, masks, numbers)
+        own = nobody(rows)._replace(answering=address, masked=bool(odd.any()))
+        self.caller = own._replace(masks=self.every[0].copy(), rows=numbers)
 
     def _answer(self, question: int) -> int:
         if question == FOLLOWING:
+            if self.forced is not None:
+                lengths, behind = self.forced
+                self.caller.lengths[:] = lengths[len(self.heard)]
+                self.caller.behind[:] = behind[len(self.heard)]
             self.heard.append(self.caller.told.tolist())
             return len(self.heard) <= self._last
         self.caller.masks[:] = self.every[len(self.heard)]
@@ -115,13 +118,16 @@ def one_by_one(
     needs, drawing = asked.needs, asked.drawing
     needs, noise = needs._replace(position=needs.position.copy()), drawing.noise.copy()
     stack = replace(stack, key_cache=stack.key_cache.copy(), value_cache=stack.value_cache.copy())
-    for positions, slots in zip(places.positions, places.slots, strict=True):
+    own_rows = np.arange(len(tokens), dtype=np.int32)
+    for step in range(places.steps):
+        positions = (places.first + step).astype(np.int32)
+        slots = places.tables[own_rows, positions // 16].astype(np.int64) * 16 + positions % 16
         rows = stack.embedding[tokens]
         if rows.dtype == np.uint16:
             rows = (rows.astype(np.uint32) << 16).view(np.float32)
         rows = rows * np.float32(stack.shape.embedding_scale)
         hidden = np.empty((len(rows), stack.shape.hidden), np.float32)
-        at = (positions, slots, places.rows, places.tables, places.rows)
+        at = (positions, slots, own_rows, places.tables, own_rows)
         constants = (*stack.weights, *stack.shape.constants, stack.key_cache, stack.value_cache)
         llama.forward(*pool.team(), rows, *at, *constants, hidden)
         states.append(hidden)
@@ -197,13 +203,56 @@ def test_rows_draw_under_the_masks_that_the_caller_has_for_each_step(rows: int) 
         assert len(taken.tokens) == len(said)
         if taken.tokens:
             check(taken, said, found, rows)
-        # Without masks nothing is asked but after a while, of which each step here is enough.
-        assert masking.heard == said
+        assert masking.heard == said[: STEPS - 1]  # nothing follows the last
         if taken.hidden is not None:
             np.testing.assert_array_equal(taken.hidden, states[-1])
         for tokens_of_step, masks in zip(taken.tokens, masking.every, strict=False):
             for mask, token in zip(masks, tokens_of_step[1::2], strict=True):
                 assert mask[token // 64] >> np.uint64(token % 64) & np.uint64(1)
+
+
+def test_tokens_that_must_follow_are_computed_with_those_that_they_follow() -> None:
+    """As if each of them had been drawn in a step of its own."""
+    for seed, rows in itertools.product(range(4), (1, 3)):
+        stack, head, asked, places, tokens = case(seed, rows)
+        random = np.random.default_rng(seed)
+        places = places._replace(steps=5)
+        masking = Masking(random, rows)
+        lengths = random.integers(0, 4, (STEPS, rows))
+        behind = random.integers(0, VOCABULARY, (STEPS, rows, 3))
+        caller = masking.caller._replace(behind=np.zeros((rows, 3), np.int64), masked=True)
+        masking.caller = caller
+        masking.forced = lengths, behind
+        copies = {"key_cache": stack.key_cache.copy(), "value_cache": stack.value_cache.copy()}
+        taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, caller)
+        at, drawn = places.first.copy(), tokens
+        _, head, asked, _, _ = case(seed, rows)
+        own = replace(stack, **copies)
+        for step, said in enumerate(taken.tokens):
+            if step:
+                for row in range(rows):  # but the last, which shares its step with the others
+                    count = lengths[step - 1, row]
+                    text = [drawn[row], *behind[step - 1, row, :count]]
+                    for token in text[:-1]:
+                        one = Places(1, at[row : row + 1], places.tables[row : row + 1])
+                        computed(own, one, np.array([token]))
+                        at[row] += 1
+                    drawn[row] = text[-1]
+                    asked.needs.position[row] += np.uint64(count)
+                    asked.drawing.noise[1, row] += np.uint64(count)
+            at_once = places._replace(steps=1, first=at)
+            masked = masking.over(asked, step)
+            again = take_steps(own, head, masked, at_once, drawn, NEVER, EVERY)
+            assert again.tokens == [said]
+            at += 1
+            drawn = np.array(said)
+        assert taken.tokens
+
+
+def computed(stack: LlamaStack, places: Places, tokens: Any) -> None:
+    """The keys and values of one token are in the cache."""
+    head = case(0, 1)[1]
+    take_steps(stack, head, case(0, 1)[2], places, tokens, NEVER, 0)
 
 
 def test_steps_end_where_the_caller_says_so_or_has_no_masks() -> None:
@@ -225,7 +274,7 @@ def test_steps_end_where_the_caller_says_so_or_has_no_masks() -> None:
 
 
 def test_callers_without_masks_are_asked_after_a_while() -> None:
-    for patience, times in ((0, STEPS), (10**12, 0)):
+    for patience, times in ((0, STEPS - 1), (10**12, 0)):
         stack, head, asked, places, tokens = case(3, 1)
         masking = Masking(np.random.default_rng(3), 1)
         caller = masking.caller._replace(patience=patience)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from lexshard.actors.states.mask import Mask
 from lexshard.kernels.blocks import blocks_of
 from lexshard.kernels.steps import FOLLOWING, Caller
 
-# Where of texts that must come next there are so many bytes, of all sequences together, a call ends
-# and they are computed at once: fewer are drawn token by token beside the others.
-AHEAD = 16
+# Tokens that must follow one, in a call: what is behind them ends it, and follows at once.
+FORCED = 32
 
 _ANSWERING = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
@@ -28,8 +26,9 @@ class Answers:
     end where something is ``asked`` of the engine, which they see after ``patience``, and after
     ``most_seconds`` of all.
 
-    While the body computes, other threads make the masks of several sequences; those of one alone
-    are made at once, and its call ends where its grammar says what follows.
+    Each token is its sequence's own as soon as its call has told of it, and what must follow it is
+    computed with it. Meanwhile other threads make the masks of several sequences; those of one
+    alone are made at once. ``limits`` are the positions at which sequences have no more room.
     """
 
     def __init__(
@@ -37,16 +36,19 @@ class Answers:
         constraints: Constraints,
         sequences: Sequence[EngineSequence],
         vocabulary_size: int,
+        limits: Sequence[int],
         asked: Callable[[], bool],
         patience: float,
         most_seconds: float,
     ) -> None:
         self.broken: dict[EngineSequence, Exception] = {}
         self.goes_on = True
-        self.heard = 0  # steps of the last call of whose tokens the grammars have heard
+        # Of the last call, by step that was told of: what must follow each of its tokens [N].
+        self.forced: list[list[tuple[int, ...]]] = []
         self.ends = False  # whether clients are to be told, or heard, now
         self._constraints = constraints
         self._sequences = sequences
+        self._limits = limits
         self._asked = asked
         self._patience = patience
         self._looked = time.perf_counter()
@@ -54,7 +56,6 @@ class Answers:
         self._alone = len(sequences) == 1
         self._masked = [row for row, each in enumerate(sequences) if each.matcher is not None]
         self._found: tuple[Mask | None, ...] = ()
-        self._much_ahead = False
         self._written = False  # whether the mask of one alone is in its place, and nowhere else
         self._vocabulary_size = vocabulary_size
         self._failure: BaseException | None = None
@@ -62,18 +63,27 @@ class Answers:
         rows = np.full(len(sequences), -1, np.int64)
         rows[self._masked] = np.arange(len(self._masked))
         self._caller = Caller(
-            ctypes.cast(self._answering, ctypes.c_void_p).value or 0,
+            ctypes.c_void_p.from_buffer(self._answering).value or 0,
             bool(self._masked),
             int(1e9 * patience),
             np.zeros(len(sequences), np.int64),
+            np.zeros(len(sequences), np.int64),
+            np.zeros((len(sequences), FORCED), np.int64),
             np.zeros((len(self._masked), blocks_of(vocabulary_size)), np.uint64),
             rows,
         )
 
-    def begin(self) -> Caller | None:
-        """Whom a call asks. None where the masks of its first step are late, or clients are told of
-        them."""
-        self.heard, self.goes_on = 0, True
+    def begin(self, pending: Sequence[int]) -> Caller | None:
+        """Whom a call asks, which begins with so many ``pending`` tokens of each sequence behind
+        its first. None where these are many, where the masks of its first step are late, or where
+        clients are told of them."""
+        self.forced, self.goes_on = [], True
+        if max(pending) > FORCED:
+            return None
+        self._caller.lengths[:] = pending
+        for row, count in enumerate(pending):
+            if count:
+                self._caller.behind[row, :count] = self._sequences[row].token_ids[-count:]
         if self._masked:
             own = [self._sequences[row] for row in self._masked]
             if not self._constraints.in_one_call(own):
@@ -93,6 +103,11 @@ class Answers:
             self._written = False
             found = (Mask(self._caller.masks[0].copy(), self._vocabulary_size),)
         return found
+
+    def close(self) -> None:
+        """No call asks any more. What it could call refers to this, which would keep sequences that
+        are gone until garbage is collected."""
+        del self._answering
 
     def _answer(self, question: int) -> int:
         try:
@@ -115,31 +130,48 @@ class Answers:
         if not found:
             return False
         self._found = found
-        ahead = 0
         for place, row in enumerate(self._masked):
-            mask, matcher = found[row], self._sequences[row].matcher
+            mask = found[row]
             assert mask is not None
-            assert matcher is not None
             self._caller.masks[place] = mask.words
-            ahead += matcher.ahead
-        self._much_ahead = ahead >= AHEAD
         return True
 
     def _hear(self) -> bool:
-        """Tells grammars of the tokens that were drawn; whether another step may follow."""
-        self._found = ()
-        if self._much_ahead:
-            return False
-        self.heard += 1
-        tokens: list[Any] = self._caller.told.tolist()
+        """Gives sequences the tokens that were drawn, and those that must follow; whether another
+        step may. Where one has come to its end by its length, they are not given anything here."""
+        self._found, sequences = (), self._sequences
+        for sequence in sequences:
+            if sequence.output_length + 1 >= sequence.request.parameters.max_tokens:
+                return False
+        forced: list[tuple[int, ...]] = []
+        for row, (sequence, token_id) in enumerate(
+            zip(sequences, self._caller.told.tolist(), strict=True)
+        ):
+            sequence.state.append(token_id)
+            own: list[int] = []
+            if sequence.matcher is not None:
+                try:
+                    self.goes_on &= self._constraints.go_on_in_call(sequence, own, FORCED)
+                except GrammarError as error:
+                    self.broken[sequence], self.goes_on = error, False
+                if own:
+                    self._caller.behind[row, : len(own)] = own
+            self.goes_on &= len(sequence.token_ids) <= self._limits[row]
+            forced.append(tuple(own))
+        self._caller.lengths[:] = list(map(len, forced))
+        self.forced.append(forced)
+        if self.goes_on:
+            self._begin_masks()
+        return self.goes_on
+
+    def _begin_masks(self) -> None:
         if not self._alone:
-            self._constraints.follow({self._sequences[row]: tokens[row] for row in self._masked})
-            return True
+            self._constraints.begin([self._sequences[row] for row in self._masked], alone=False)
+            return
         [sequence], [words] = self._sequences, self._caller.masks
         assert sequence.matcher is not None
         try:
-            self.goes_on = sequence.matcher.follow(tokens[0], words.ctypes.data)
+            sequence.matcher.write_mask(words.ctypes.data)
+            self._written = True
         except GrammarError as error:
             self.broken[sequence], self.goes_on = error, False
-        self._written = self.goes_on
-        return self.goes_on

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,8 @@ class RunSteps:
     decisions: list[list[RowDecision]] = field(default_factory=list)  # by step [N]
     # By step what its tokens were drawn from, and the row of the first sequence in that.
     candidates: list[tuple[Candidates, int]] = field(default_factory=list)
+    # By step the tokens that had to follow those of each sequence; empty where none had to.
+    forced: list[list[tuple[int, ...]]] = field(default_factory=list)
     broken: dict[EngineSequence, Exception] = field(default_factory=dict)
 
     @property
@@ -63,11 +65,12 @@ class RunSteps:
 
     def plan_of(self, plan: StepPlan) -> StepPlan:
         """What was computed, where ``plan`` was of the first step."""
-        steps = self.steps
-        chunks = (
-            Chunk(each.sequence, each.start, each.count + steps - 1, steps, each.scored, said=steps)
-            for each in plan.chunks
-        )
+        steps, chunks = self.steps, []
+        for row, each in enumerate(plan.chunks):
+            own = tuple(step[row] if step else () for step in self.forced)
+            said, computed = steps + sum(map(len, own)), steps - 1 + sum(map(len, own[:-1]))
+            chunk = Chunk(each.sequence, each.start, each.count + computed, steps, each.scored)
+            chunks.append(replace(chunk, said=said, forced=own if said > steps else ()))
         return StepPlan(tuple(chunks), steps)
 
     def result(self) -> list[RowDecision | None]:
@@ -110,32 +113,42 @@ class Runs:
         self.several = True
 
     def take(
-        self, plan: StepPlan, most: int, counters: Counters, asked: Callable[[], bool]
+        self,
+        plan: StepPlan,
+        most: int,
+        room: int,
+        counters: Counters,
+        asked: Callable[[], bool],
     ) -> RunSteps | None:
-        """At most ``most`` steps of the sequences of ``plan``, for which they have blocks: until
-        one of them ends or must go on with what its grammar says, or something is ``asked``. They
-        are given their tokens. None where not even the first can be taken so, after which nothing
-        is changed."""
+        """At most ``most`` steps of the sequences of ``plan``, which have blocks for ``room``
+        tokens: until one of them ends, or has no more, or something is ``asked``. They are given
+        their tokens, and those that grammars force. None where not even the first can be taken so,
+        after which nothing is changed."""
         sequences = [chunk.sequence for chunk in plan.chunks]
         draws = _Draws(self._head, self._plane, sequences)
         masked = [each for each in sequences if each.matcher is not None]
         began = time.perf_counter()
         size = self._head.vocabulary_size
-        answers = Answers(self._constraints, sequences, size, asked, CALL_SECONDS, MOST_SECONDS)
-        # Tokens that a grammar forced are computed with the first step.
-        first = None if plan.tokens == len(sequences) else build_batch(plan)
-        run = _Run(sequences, _places(plan, most), draws, masked, answers, first)
+        limits = [chunk.stop - 1 + room for chunk in plan.chunks]
+        times = CALL_SECONDS, MOST_SECONDS
+        answers = Answers(self._constraints, sequences, size, limits, asked, *times)
+        run = _Run(plan, sequences, block_tables(plan), draws, masked, answers)
         expected = self._step_seconds * max(1.0, len(sequences) / self._rows)
         several = int(MOST_SECONDS / expected)
         goes_on, past = True, 0.0
         while goes_on:
             pool.begin_step(len(sequences))
-            goes_on = self._go_on(run, min(several, most - run.taken.steps))
+            lengths = [len(each.token_ids) for each in sequences]
+            left = min(limit - length for limit, length in zip(limits, lengths, strict=True)) + 1
+            left = min(left, most - run.taken.steps)
+            if left < 1:
+                break
+            goes_on = self._go_on(run, min(several, left))
             past = time.perf_counter() - began
-            steps = run.taken.steps
-            if steps == most or past + past / max(steps, 1) > MOST_SECONDS:
+            if past + past / max(run.taken.steps, 1) > MOST_SECONDS:
                 break
             goes_on = goes_on and not (answers.ends or asked())
+        answers.close()
         taken = run.taken
         if not taken.steps:
             return None
@@ -148,17 +161,16 @@ class Runs:
 
     def _go_on(self, run: _Run, several: int) -> bool:
         """Takes ``several`` steps by one call, or one step; whether another one may follow."""
-        begun = run.first is None or run.taken.steps > 0
-        at_once = self._several(run, several) if several > 1 and begun else None
+        at_once = self._several(run, several) if several > 1 else None
         found = run.answers.end()
         if at_once is None:
             return self._one(run, found=found)
         goes_on, count = True, len(run.sequences)
+        heard = run.answers.forced
         for step, tokens in enumerate(at_once.tokens):
             decisions = list(map(RowDecision, tokens))
-            first = step * count
-            heard = step < run.answers.heard
-            goes_on = self._took(run, decisions, at_once.candidates, first, heard=heard)
+            forced = heard[step] if step < len(heard) else None
+            goes_on = self._took(run, decisions, at_once.candidates, step * count, forced)
             if not goes_on:
                 break
         goes_on &= run.answers.goes_on
@@ -173,7 +185,7 @@ class Runs:
             return None
         asked = {each for own in run.sequences for each in own.request.parameters.stop_token_ids}
         stops = np.array([*self._eos_ids, *asked], np.int64)
-        caller = run.answers.begin()
+        caller = run.answers.begin(run.pending())
         if caller is None:
             return None
         at_once = run.draws.several(self._body, run.places(steps), run.tokens(), stops, caller)
@@ -212,23 +224,23 @@ class Runs:
         decisions: list[RowDecision],
         candidates: Candidates,
         first: int,
-        *,
-        heard: bool = False,
+        forced: list[tuple[int, ...]] | None = None,
     ) -> bool:
-        """One more step, whose rows are those of ``candidates`` from ``first`` on, and of which
-        grammars have ``heard`` perhaps; whether another one may follow."""
+        """One more step, whose rows are those of ``candidates`` from ``first`` on; whether another
+        one may follow. Where tokens are given that are ``forced`` behind its own, so are these."""
         run.taken.decisions.append(decisions)
         run.taken.candidates.append((candidates, first))
+        run.taken.forced.append(forced or [])
+        if forced is not None:
+            return True
         tokens = [each.token_id for each in decisions]
-        return self._say(run.sequences, tokens, run.taken.broken, heard=heard)
+        return self._say(run.sequences, tokens, run.taken.broken)
 
     def _say(
         self,
         sequences: Sequence[EngineSequence],
         tokens: Sequence[int],
         broken: dict[EngineSequence, Exception],
-        *,
-        heard: bool,
     ) -> bool:
         """Gives each sequence its token; whether every one draws another behind it."""
         goes_on = True
@@ -238,7 +250,7 @@ class Runs:
             reason, _ = parameters.end_with(token, sequence.output_length, self._eos_ids)
             if reason is not None:
                 goes_on = False
-            elif sequence.matcher is not None and not heard:
+            elif sequence.matcher is not None:
                 try:
                     goes_on &= self._constraints.draws_behind(sequence, token)
                 except GrammarError as error:
@@ -252,45 +264,46 @@ Decided = tuple[list[RowDecision], Candidates]  # of one step, and what it was m
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """What has been taken of a run of N ``sequences``, and the places of ``every`` step."""
+    """What has been taken of a run of N ``sequences``, which have the blocks of ``tables``. It
+    began with ``plan``."""
 
+    plan: StepPlan
     sequences: list[EngineSequence]
-    every: Places
+    tables: npt.NDArray[np.int32]  # [N, blocks]
     draws: _Draws
     masked: list[EngineSequence]  # which have a grammar
     answers: Answers  # to what calls ask between two steps
-    first: Batch | None  # the first step, where it has more rows than sequences
     taken: RunSteps = field(default_factory=RunSteps)
     masks: list[tuple[Mask | None, ...]] = field(default_factory=list)  # of steps that had some
     body_seconds: float = 0.0
 
+    def pending(self) -> list[int]:
+        """How many tokens that had to follow the next step computes behind the first of each
+        sequence."""
+        if self.taken.steps:
+            return [0] * len(self.sequences)
+        return [chunk.count - 1 for chunk in self.plan.chunks]
+
     def places(self, steps: int) -> Places:
         """Of so many steps from the next one on."""
-        first, every = self.taken.steps, self.every
-        own = slice(first, first + steps)
-        return every._replace(positions=every.positions[own], slots=every.slots[own])
+        pairs = zip(self.sequences, self.pending(), strict=True)
+        first = np.array([len(each.token_ids) - 1 - count for each, count in pairs], np.int64)
+        return Places(steps, first, self.tables)
 
     def tokens(self) -> npt.NDArray[np.int64]:
-        """The last ones [N]."""
-        return np.array([each.token_ids[-1] for each in self.sequences], np.int64)
+        """With which the next step begins [N]."""
+        pairs = zip(self.sequences, self.pending(), strict=True)
+        return np.array([each.token_ids[-1 - count] for each, count in pairs], np.int64)
 
     def batch(self) -> Batch:
         """The next step."""
-        if self.first is not None and not self.taken.steps:
-            return self.first
-        step, (positions, slots, rows, tables) = self.taken.steps, self.every
-        ids = self.tokens().astype(np.int32)
-        return Batch(ids, positions[step], slots[step], rows, tables, rows)
-
-
-def _places(plan: StepPlan, steps: int) -> Places:
-    """Of ``steps`` that begin with ``plan``, in blocks that its sequences have."""
-    rows = np.arange(len(plan.chunks), dtype=np.int32)
-    tables = block_tables(plan)
-    starts = np.array([chunk.stop - 1 for chunk in plan.chunks], np.int32)
-    positions = starts + np.arange(steps, dtype=np.int32)[:, None]
-    blocks = tables[rows, positions // BLOCK_TOKENS].astype(np.int64)
-    return Places(positions, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, rows, tables)
+        if any(self.pending()):
+            return build_batch(self.plan)
+        places, rows = self.places(1).first, np.arange(len(self.sequences), dtype=np.int32)
+        blocks = self.tables[rows, places // BLOCK_TOKENS].astype(np.int64)
+        slots = blocks * BLOCK_TOKENS + places % BLOCK_TOKENS
+        ids, positions = self.tokens().astype(np.int32), places.astype(np.int32)
+        return Batch(ids, positions, slots, rows, self.tables, rows)
 
 
 class _AtOnce(NamedTuple):

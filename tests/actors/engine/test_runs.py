@@ -326,10 +326,9 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
     def overflowing_steps(
         stack: LlamaStack, rows: Rows, asked: AskedRows, places: Places, *others: Any
     ) -> StepsTaken:
-        fine = int((places.positions[:, 0] < 41).sum())
-        if fine:
-            own = {"positions": places.positions[:fine], "slots": places.slots[:fine]}
-            return take(stack, rows, asked, places._replace(**own), *others)
+        fine = min(places.steps, 41 - int(places.first[0]))
+        if fine > 0:
+            return take(stack, rows, asked, places._replace(steps=fine), *others)
         stack.weights.final_norm[:] = np.nan
         return take(stack, rows, asked, places, *others)
 
@@ -343,6 +342,7 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
 
 
 STRING = 'start: /"[a-z ]*"/'
+REFRAIN = "start: /([a-z]{3} and so it went for ever )+/"
 RECORDS = """{"grammars": [{"json_schema": {"type": "array", "minItems": 9, "items": {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
     "happy": {"type": "boolean"}}, "required": ["name", "happy"],
@@ -388,11 +388,11 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     other = Request("other", 0, prompt_ids[1][:30], PLAIN)
     expected = replies(heard(singly, [other]))
-    for several, method in itertools.product((False, True), ("consume", "masks", "follow")):
+    for several, method in itertools.product((False, True), ("consume", "masks", "write_mask")):
         together.steps.take_several(several)
         for others in ([other], []):
-            if (method == "follow") != (several and not others):
-                continue  # calls that take several steps of one alone ask for nothing else
+            if method != "consume" and (method == "write_mask") != (several and not others):
+                continue  # so are masks made in calls that take several steps of one alone
             assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
             [sequence] = together.sequences("fails")
             sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
@@ -427,7 +427,11 @@ DRAWN_FROM_ALL = {
 }
 
 
-@pytest.mark.parametrize("grammar", [STRING, WIDE_STRING, RECORDS], ids=["a-z", "any", "records"])
+@pytest.mark.parametrize(
+    "grammar",
+    [STRING, WIDE_STRING, RECORDS, REFRAIN],
+    ids=["a-z", "any", "records", "refrain"],
+)
 def test_a_call_that_takes_several_steps_draws_what_each_mask_allows(
     grammar: str, singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
 ) -> None:
@@ -447,6 +451,41 @@ def test_a_call_that_takes_several_steps_draws_what_each_mask_allows(
         found = heard(together, again)
         assert as_text(replies(found)) == as_text(replies(heard(singly, again)))
         assert most_at_once(found) > 1
+
+
+def test_what_must_follow_is_computed_inside_a_call(
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the tokens that it follows, and counted as where it ends a run."""
+    take, drawn = plain_steps.take_steps, list[int]()
+
+    def counting(*given: Any) -> StepsTaken:
+        taken = take(*given)
+        drawn.append(sum(map(len, taken.tokens)))
+        return taken
+
+    monkeypatch.setattr(plain_steps, "take_steps", counting)
+    asked = replace(PLAIN, ignore_eos=False, grammar=REFRAIN, max_tokens=60)
+    for count in (1, 3):
+        wanted = [
+            Request(f"r{i}", 0, prompt_ids[i][:30], replace(asked, seed=i)) for i in range(count)
+        ]
+        told = []
+        for engine in (singly, together):
+            before = engine.statistics().forced_tokens
+            found = heard(engine, wanted)
+            forced = engine.statistics().forced_tokens - before
+            told.append((sum(len(each.token_ids) for each in found), forced))
+        assert told[0] == told[1]
+        tokens, forced = told[0]
+        assert forced > 20
+        # Hardly a token is drawn elsewhere; a call goes on behind what must follow.
+        assert sum(drawn) > 0.7 * (tokens - forced)
+        assert max(drawn) >= 3 * count
+        drawn.clear()
 
 
 def test_where_what_must_follow_is_banned_nothing_else_is_drawn(
