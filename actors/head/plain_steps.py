@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.certificates import Reading, search_certificates
 from lexshard.actors.head.output_head import Screening, Thresholds
-from lexshard.actors.head.output_rows import computes_allowed
+from lexshard.actors.head.output_rows import FEW_ALLOWED_SHARE, computes_allowed
 from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import Screen, TierScreen
@@ -46,6 +46,12 @@ def is_plain(rows: RowTable, vocabulary_size: int, width: int) -> bool:
         return True
     few = [computes_allowed(rows, row, vocabulary_size) for row in range(len(rows))]
     return not any(few) or (vocabulary_size * width <= SCREENED_BESIDE and not all(few))
+
+
+def fewest_screened(vocabulary_size: int, width: int) -> int:
+    """Steps that one call takes screen no mask of so many tokens or fewer."""
+    small = vocabulary_size * width <= SCREENED_BESIDE
+    return 0 if small else int(FEW_ALLOWED_SHARE * vocabulary_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ import torch
 from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import Operation, Traffic
 from lexshard.actors.head.output_head import HeadThatDraws, OutputHead, Thresholds
-from lexshard.actors.head.plain_steps import SteadyRows
+from lexshard.actors.head.plain_steps import SteadyRows, fewest_screened
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.head.softmax.guess_tests import decide_by_candidates
 from lexshard.actors.messages import Request
@@ -94,6 +94,14 @@ class SequenceHead:
         if rows is None or drawing is None or drawing.packed is None:
             return None
         return self.head.steady(rows, drawing.packed)
+
+    @property
+    def fewest_screened(self) -> int:
+        """In steps of which a call takes several, masks of so many tokens or fewer are left to
+        others, which compute these tokens alone."""
+        if not isinstance(self.head, Shard):
+            return 0
+        return fewest_screened(self.vocabulary_size, self.head.weight.shape[1])
 
     def whole_rows(self, hidden: torch.Tensor) -> Candidates:
         """Every logit of rows ``hidden`` [N, d] of no sequence. Raises as `candidates`."""

@@ -13,6 +13,7 @@ from lexshard.actors.engine.sequence import Sequence as EngineSequence
 from lexshard.actors.grammar.matcher import GrammarError
 from lexshard.actors.states.mask import Mask
 from lexshard.kernels.blocks import blocks_of
+from lexshard.kernels.masks import count_of
 from lexshard.kernels.steps import FOLLOWING, Caller
 
 # Tokens that must follow one, in a call: what is behind them ends it, and follows at once.
@@ -28,7 +29,8 @@ class Answers:
 
     Each token is its sequence's own as soon as its call has told of it, and what must follow it is
     computed with it. Meanwhile other threads make the masks of several sequences; those of one
-    alone are made at once. ``limits`` are the positions at which sequences have no more room.
+    alone are made at once. A call ends before a step of which a mask holds ``fewest`` tokens or
+    fewer. ``limits`` are the positions at which sequences have no more room.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Answers:
         constraints: Constraints,
         sequences: Sequence[EngineSequence],
         vocabulary_size: int,
+        fewest: int,
         limits: Sequence[int],
         asked: Callable[[], bool],
         patience: float,
@@ -48,6 +51,7 @@ class Answers:
         self.ends = False  # whether clients are to be told, or heard, now
         self._constraints = constraints
         self._sequences = sequences
+        self._fewest = fewest
         self._limits = limits
         self._asked = asked
         self._patience = patience
@@ -112,7 +116,7 @@ class Answers:
     def _answer(self, question: int) -> int:
         try:
             if question != FOLLOWING:
-                return self._alone or self._take()
+                return self._is_wide() if self._alone else self._take()
             follows = not self._masked or self._hear()
             now = time.perf_counter()
             if now - self._looked < self._patience:
@@ -125,16 +129,20 @@ class Answers:
             return False
 
     def _take(self) -> bool:
-        """Whether the masks of the next step are there, in their place."""
+        """Whether the masks of the next step are there, in their place, and wide enough."""
         found = self._constraints.begun(self._sequences)
         if not found:
             return False
-        self._found = found
+        self._found, wide = found, True
         for place, row in enumerate(self._masked):
             mask = found[row]
             assert mask is not None
             self._caller.masks[place] = mask.words
-        return True
+            wide &= mask.count > self._fewest
+        return wide
+
+    def _is_wide(self) -> bool:
+        return not self._fewest or count_of(self._caller.masks[0]) > self._fewest
 
     def _hear(self) -> bool:
         """Gives sequences the tokens that were drawn, and those that must follow; whether another

@@ -131,7 +131,8 @@ class Runs:
         size = self._head.vocabulary_size
         limits = [chunk.stop - 1 + room for chunk in plan.chunks]
         times = CALL_SECONDS, MOST_SECONDS
-        answers = Answers(self._constraints, sequences, size, limits, asked, *times)
+        fewest = self._head.fewest_screened if masked else 0
+        answers = Answers(self._constraints, sequences, size, fewest, limits, asked, *times)
         run = _Run(plan, sequences, block_tables(plan), draws, masked, answers)
         expected = self._step_seconds * max(1.0, len(sequences) / self._rows)
         several = int(MOST_SECONDS / expected)

@@ -28,6 +28,7 @@ from lexshard.actors.messages import (
 )
 from lexshard.kernels.certified import Rows
 from lexshard.kernels.llama import LlamaStack
+from lexshard.kernels.masks import count_of
 from lexshard.kernels.steps import AskedRows, Places, StepsTaken
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO_DRAFT
@@ -342,6 +343,7 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
 
 
 STRING = 'start: /"[a-z ]*"/'
+ALTERNATING = 'start: /([a-z ]{9}[0-9])+/'
 REFRAIN = "start: /([a-z]{3} and so it went for ever )+/"
 RECORDS = """{"grammars": [{"json_schema": {"type": "array", "minItems": 9, "items": {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
@@ -451,6 +453,31 @@ def test_a_call_that_takes_several_steps_draws_what_each_mask_allows(
         found = heard(together, again)
         assert as_text(replies(found)) == as_text(replies(heard(singly, again)))
         assert most_at_once(found) > 1
+
+
+def test_a_call_leaves_few_tokens_of_a_large_head_to_others(
+    singly: Engine,
+    together: Engine,
+    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which compute these alone."""
+    monkeypatch.setattr(plain_steps, "SCREENED_BESIDE", 0)
+    take, masks = plain_steps.take_steps, list[int]()
+
+    def noting(*given: Any) -> StepsTaken:
+        masks.extend(int(count_of(each)) for each in given[-1].masks)
+        return take(*given)
+
+    monkeypatch.setattr(plain_steps, "take_steps", noting)
+    asked = replace(PLAIN, ignore_eos=False, grammar=ALTERNATING, max_tokens=60)
+    for count in (1, 3):
+        wanted = [
+            Request(f"r{i}", 0, prompt_ids[i][:30], replace(asked, seed=i)) for i in range(count)
+        ]
+        expected = replies(heard(singly, wanted))
+        assert replies(heard(together, wanted)) == expected
+    assert min(masks) > together.information.vocabulary_size // 64
 
 
 def test_what_must_follow_is_computed_inside_a_call(
