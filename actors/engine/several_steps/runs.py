@@ -42,7 +42,7 @@ from lexshard.kernels.steps import Caller, Places
 # What clients are told waits so long at most, or for one step: as long as a screen for its next
 # picture. What they ask for waits for one step.
 MOST_SECONDS = 0.016
-# What is asked meanwhile is not seen inside a call: steps that one call takes last so long at most.
+# A call of several steps looks so often whether something is asked.
 CALL_SECONDS = 0.0025
 
 

@@ -343,7 +343,7 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
 
 
 STRING = 'start: /"[a-z ]*"/'
-ALTERNATING = 'start: /([a-z ]{9}[0-9])+/'
+ALTERNATING = "start: /([a-z ]{9}[0-9])+/"
 REFRAIN = "start: /([a-z]{3} and so it went for ever )+/"
 RECORDS = """{"grammars": [{"json_schema": {"type": "array", "minItems": 9, "items": {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
