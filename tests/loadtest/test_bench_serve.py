@@ -48,7 +48,8 @@ def test_requests_are_sent_at_their_moments_whoever_still_waits() -> None:
         assert each.fault == ""
         assert len(each.pieces) == each.output_tokens == 6
         assert each.ttft >= 0.5
-        assert each.sent < each.pieces[0] < each.pieces[-1] <= each.ended
+        # On a busy machine pieces are read together.
+        assert each.sent < each.pieces[0] <= each.pieces[-1] <= each.ended
 
 
 @pytest.mark.parametrize("chat", [False, True])
