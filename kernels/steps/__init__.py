@@ -29,7 +29,7 @@ __all__ = [
     "Caller",
     "Places",
     "StepsTaken",
-    "nobody",
+    "no_caller",
     "take_steps",
 ]
 
@@ -53,7 +53,7 @@ class AskedRows(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who is asked between two steps.
+    """What a call asks between two steps.
 
     At address ``answering`` is a function of C of one number, a question. `FOLLOWING`: may another
     step follow tokens, which are ``told``? Where rows are ``masked`` that is asked behind every
@@ -92,8 +92,8 @@ class StepsTaken(NamedTuple):
     body_seconds: float  # of all that is computed
 
 
-def nobody(rows: int) -> Caller:
-    """Who is never asked anything, for a call of so many rows."""
+def no_caller(rows: int) -> Caller:
+    """For a call of so many rows that asks nothing."""
     told, lengths, behind = np.zeros(rows, np.int64), np.zeros(rows, np.int64), (rows, 0)
     none = np.empty(behind, np.int64), np.empty((0, 0), np.uint64), np.full(rows, -1, np.int64)
     return Caller(0, False, 0, told, lengths, *none)
@@ -120,7 +120,7 @@ def take_steps(
     large = len(tokens) * rows.values.size > MULTIPLICATIONS_PER_THREAD
     team, size = pool.team()
     _, head_size = pool.team(worth=large)
-    caller = caller or nobody(len(tokens))
+    caller = caller or no_caller(len(tokens))
     hidden = np.empty((len(tokens), stack.shape.hidden), np.float32)
     there, seconds, drawn, found, left = cpu.take_steps(
         team,

@@ -21,7 +21,7 @@ from lexshard.kernels.llama import cpu as llama
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.search import block_slack
 from lexshard.kernels.search.types import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
-from lexshard.kernels.steps import FOLLOWING, AskedRows, Places, StepsTaken, nobody, take_steps
+from lexshard.kernels.steps import FOLLOWING, AskedRows, Places, StepsTaken, no_caller, take_steps
 from tests.support.draft_cases import random_stack
 
 pytestmark = pytest.mark.vectors
@@ -84,7 +84,7 @@ class Masking:
         self._function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._answer)
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         numbers = np.where(odd, np.cumsum(odd) - 1, -1)
-        own = nobody(rows)._replace(answering=address, masked=bool(odd.any()))
+        own = no_caller(rows)._replace(answering=address, masked=bool(odd.any()))
         self.caller = own._replace(masks=self.every[0].copy(), rows=numbers)
 
     def _answer(self, question: int) -> int:

@@ -78,7 +78,7 @@ class Answers:
         )
 
     def begin(self, pending: Sequence[int]) -> Caller | None:
-        """Whom a call asks, which begins with so many ``pending`` tokens of each sequence behind
+        """What a call asks, which begins with so many ``pending`` tokens of each sequence behind
         its first. None where these are many, where the masks of its first step are late, or where
         clients are told of them."""
         self.forced, self.goes_on = [], True
