@@ -49,6 +49,17 @@ def _block_maximum(typingctx, logits, first):  # type: ignore[no-untyped-def]
     return types.float32(logits, types.int64), codegen
 
 
+@njit(nogil=True, cache=True, inline="always")
+def largest_of(logits):  # type: ignore[no-untyped-def]
+    """The largest of up to 64 ``logits``, contiguous fp32 without NaN."""
+    if logits.size == BLOCK:
+        return _block_maximum(logits, 0)
+    highest = np.float32(-np.inf)
+    for index in range(logits.size):
+        highest = max(highest, logits[index])
+    return highest
+
+
 @njit(nogil=True, cache=True)
 def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
     """Writes the largest of every 64 ``logits`` [V], contiguous fp32 without NaN; returns the
@@ -59,9 +70,6 @@ def block_maxima(logits, maxima):  # type: ignore[no-untyped-def]
         maxima[block] = _block_maximum(logits, block * BLOCK)
         highest = max(highest, maxima[block])
     if whole * BLOCK < logits.size:
-        last = np.float32(-np.inf)
-        for index in range(whole * BLOCK, logits.size):
-            last = max(last, logits[index])
-        maxima[whole] = last
-        highest = max(highest, last)
+        maxima[whole] = largest_of(logits[whole * BLOCK :])
+        highest = max(highest, maxima[whole])
     return highest

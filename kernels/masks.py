@@ -16,8 +16,6 @@ from lexshard.kernels.blocks import BLOCK, blocks_of
 Words = npt.NDArray[np.uint64]
 
 NONE, ONE, SIX, LOW_SIX = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63)
-# Of words with up to so many bits each token is looked at.
-FEW_BITS = 4
 _FIRST, _SECOND = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
 _FOURTH, _BYTES = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
 _TWO, _FOUR, _LAST_BYTE = np.uint64(2), np.uint64(4), np.uint64(56)
@@ -37,12 +35,6 @@ def bits_of(word):  # type: ignore[no-untyped-def]
     word = (word & _SECOND) + ((word >> _TWO) & _SECOND)
     word = (word + (word >> _FOUR)) & _FOURTH
     return np.int64((word * _BYTES) >> _LAST_BYTE)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def few_bits(word):  # type: ignore[no-untyped-def]
-    """Whether few bits of a word are set, see `FEW_BITS`."""
-    return bits_of(word) <= FEW_BITS
 
 
 @njit(nogil=True, cache=True, inline="always")

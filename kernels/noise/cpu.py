@@ -63,11 +63,9 @@ def noise_ceiling(uniform):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, inline="always")
-def token_noise(key, position, token, smallest, winner):  # type: ignore[no-untyped-def]
-    """The fp32 noise of one token, given its block's minimum and winning offset."""
+def _fresh_uniform(key, position, token):  # type: ignore[no-untyped-def]
+    """That of a token which does not win its block, in the interior of 0 to 1."""
     offset = np.uint64(token) & OFFSET_MASK
-    if offset == winner:
-        return np.float32(-math.log(smallest))
     x0, x1, x2, x3 = philox(position, np.uint64(token) >> SIX, ONE + (offset >> TWO), key)
     word = x0
     part = offset & THREE
@@ -77,7 +75,23 @@ def token_noise(key, position, token, smallest, winner):  # type: ignore[no-unty
         word = x2
     elif part == THREE:
         word = x3
-    uniform = (np.float64(word) + 0.5) * 2.0**-32
+    return (np.float64(word) + 0.5) * 2.0**-32
+
+
+@njit(nogil=True, cache=True, inline="always")
+def fresh_ceiling(key, position, token, smallest, winner):  # type: ignore[no-untyped-def]
+    """A bound on `token_noise` without its logarithms: ``-ln (1 - U) >= U``."""
+    if np.uint64(token) & OFFSET_MASK == winner:
+        return np.inf
+    return noise_ceiling((smallest + _fresh_uniform(key, position, token)) * BLOCK)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def token_noise(key, position, token, smallest, winner):  # type: ignore[no-untyped-def]
+    """The fp32 noise of one token, given its block's minimum and winning offset."""
+    if np.uint64(token) & OFFSET_MASK == winner:
+        return np.float32(-math.log(smallest))
+    uniform = _fresh_uniform(key, position, token)
     return np.float32(-math.log(smallest - math.log(1.0 - uniform)))
 
 

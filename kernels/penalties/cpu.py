@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.block_vectors import EVERY, exclude
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.masks import allows
 
 MINUS_INFINITY = np.float32(-np.inf)
@@ -194,7 +196,14 @@ def adjust_block(logits, first, row, a):  # type: ignore[no-untyped-def]
         logits[a.banned[index] - first] = MINUS_INFINITY
         index += 1
     if a.mask[row] >= 0:
-        words = a.masks[a.mask[row]]
-        for place in range(logits.size):
-            if not allows(words, first + place):
-                logits[place] = MINUS_INFINITY
+        words, place = a.masks[a.mask[row]], 0
+        while place < logits.size:
+            block, before = divmod(first + place, BLOCK)
+            if before == 0 and place + BLOCK <= logits.size:
+                if words[block] != EVERY:
+                    exclude(logits, place, words[block])
+                place += BLOCK
+            else:
+                if not allows(words, first + place):
+                    logits[place] = MINUS_INFINITY
+                place += 1

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.masks import NONE, ONE, few_bits, lowest_bit
+from lexshard.kernels.masks import allows
 from lexshard.kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from lexshard.kernels.penalties.cpu import (
     MINUS_INFINITY,
@@ -58,14 +58,16 @@ def upper_bounds(values, row_slack, factors, first, upper):  # type: ignore[no-u
 
 @njit(nogil=True, cache=True)
 def block_bounds(maxima, block_slack, factors):  # type: ignore[no-untyped-def]
-    """Per block a bound on every upper bound in it, from the largest estimate and slacks."""
+    """Per block a bound on every upper bound in it, from the largest estimate and slacks; minus
+    infinity where that is."""
     error, size, rest, share = factors
     result = np.empty(maxima.size, np.float32)
     for block in range(maxima.size):
         highest = maxima[block]
         slack = error * block_slack[0, block] + size * block_slack[1, block] + rest
         # Twice the share: the estimate behind the largest bound may be another, a rounding away.
-        result[block] = highest + (slack + np.float32(2.0) * abs(highest) * share)
+        bound = highest + (slack + np.float32(2.0) * abs(highest) * share)
+        result[block] = bound if highest > MINUS_INFINITY else MINUS_INFINITY
     return result
 
 
@@ -102,38 +104,19 @@ def _token_bound(values, row_slack, factors, token, row, a):  # type: ignore[no-
 
 @njit(nogil=True, cache=True)
 def cover(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
-    """Makes bounds on every raw bound of a block ceilings of the adjusted bounds.
+    """Makes bounds on every raw bound of a block, of what the row's mask holds, ceilings of the
+    adjusted bounds.
 
     Penalties raise by no more than the token that gains most from them. Only positive biases raise:
-    those are looked at token by token. What a mask holds is looked at where it is little.
+    those are looked at token by token.
     """
-    most = most_repeated(row, a)
-    for block in range(ceilings.size):
-        ceilings[block] = raised(ceilings[block], row, a, most)
+    if a.table[row] >= 0:  # `raised` does nothing else, but takes a while to get its arguments
+        most = most_repeated(row, a)
+        for block in range(ceilings.size):
+            ceilings[block] = raised(ceilings[block], row, a, most)
     end = lower_bound(a.bias_ids, a.bias_offsets[row], a.bias_offsets[row + 1], size)
     for index in range(a.bias_offsets[row], end):
-        if a.bias_values[index] > 0.0:
-            token = np.int64(a.bias_ids[index])
+        token = np.int64(a.bias_ids[index])
+        if a.bias_values[index] > 0.0 and (a.mask[row] < 0 or allows(a.masks[a.mask[row]], token)):
             bound = _token_bound(values, row_slack, factors, token, row, a)
             ceilings[token // BLOCK] = max(ceilings[token // BLOCK], bound)
-    if a.mask[row] >= 0:
-        _cover_mask(ceilings, values, row_slack, factors, size, row, a)
-
-
-@njit(nogil=True, cache=True)
-def _cover_mask(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[no-untyped-def]
-    """Blocks that the mask leaves empty hold nothing, blocks with few tokens the best of those."""
-    words = a.masks[a.mask[row]]
-    for block in range(ceilings.size):
-        word = words[block]
-        if word == NONE:
-            ceilings[block] = MINUS_INFINITY
-        elif few_bits(word):
-            highest = MINUS_INFINITY
-            while word != NONE:
-                token = block * BLOCK + lowest_bit(word)
-                word &= word - ONE
-                if token < size:
-                    bound = _token_bound(values, row_slack, factors, token, row, a)
-                    highest = max(highest, bound)
-            ceilings[block] = highest

@@ -7,9 +7,18 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.block_maxima import largest_of
+from lexshard.kernels.block_vectors import least_logit, reaching, write_block_bounds
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.copies import copy_into
-from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
+from lexshard.kernels.masks import NONE, ONE, lowest_bit
+from lexshard.kernels.noise.cpu import (
+    block_draw,
+    block_minimum,
+    fresh_ceiling,
+    noise_of,
+    token_noise,
+)
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
 from lexshard.kernels.search.blocks import (
@@ -35,7 +44,7 @@ def _grown(ids, wanted):  # type: ignore[no-untyped-def]
 def _keep_of_block(  # type: ignore[no-untyped-def]
     upper, block, token_ids, by_block, kind, key, position, scale, threshold, ids
 ):
-    """Writes the ids of the block that reach the threshold; how many, and the largest bound."""
+    """Writes the ids of the block that reach the threshold; how many."""
     smallest, winner, highest_noise, first = 1.0, np.uint64(0), 0.0, 0
     if kind == GUMBEL and by_block:
         number = number_of(block, token_ids)
@@ -46,16 +55,20 @@ def _keep_of_block(  # type: ignore[no-untyped-def]
     elif kind == GUMBEL:
         highest_noise = np.inf
     count = 0
-    largest = MINUS_INFINITY
-    for offset in range(upper.size):
+    places = reaching(upper, least_logit(threshold, highest_noise, scale))
+    while places != NONE:
+        offset = lowest_bit(places)
+        places &= places - ONE
         bound = upper[offset]
-        largest = max(largest, bound)
         score = np.float64(bound) * scale
         if bound == MINUS_INFINITY or score + highest_noise < threshold:
             continue
         row = block * BLOCK + offset
         if kind == GUMBEL:
             if by_block:
+                most = fresh_ceiling(key, position, first + offset, smallest, winner)
+                if score + most < threshold:
+                    continue
                 noise = token_noise(key, position, first + offset, smallest, winner)
             else:
                 noise = noise_of(key, position, token_ids[row])
@@ -64,7 +77,7 @@ def _keep_of_block(  # type: ignore[no-untyped-def]
                 continue
         ids[count] = row
         count += 1
-    return count, largest
+    return count
 
 
 @njit(nogil=True, cache=True)
@@ -90,10 +103,10 @@ def find_candidates(  # type: ignore[no-untyped-def]
     count = 0
     of_block = np.empty(BLOCK, np.float32)
     for row in range(rows):
-        factors = slack_factors(hidden_slack[row])
+        own, factors = values[row], slack_factors(hidden_slack[row])
         ceilings = block_bounds(maxima[row], block_slack, factors)
         if adjustments.active[row]:
-            cover(ceilings, values[row], row_slack, factors, size, row, adjustments)
+            cover(ceilings, own, row_slack, factors, size, row, adjustments)
         kind, threshold = needs.kind[row], thresholds[row]
         key, position = needs.key[row], needs.position[row]
         scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
@@ -107,24 +120,32 @@ def find_candidates(  # type: ignore[no-untyped-def]
                 continue
             ids = _grown(ids, count + BLOCK)
             start = block * BLOCK
-            upper = of_block[: min(BLOCK, size - start)]
-            upper_bounds(values[row], row_slack, factors, start, upper)
+            upper = of_block
+            if start + BLOCK <= size:
+                write_block_bounds(own, row_slack, factors, start, upper)
+            else:
+                upper = of_block[: size - start]
+                upper_bounds(own, row_slack, factors, start, upper)
             if adjustments.active[row]:
                 adjust_block(upper, start, row, adjustments)
-            kept, of_tokens = _keep_of_block(
-                upper,
-                block,
-                token_ids,
-                by_block,
-                kind,
-                key,
-                position,
-                scale,
-                threshold,
-                ids[count:],
-            )
-            count += kept
-            highest = max(highest, of_tokens)
+            bound = largest_of(upper)
+            highest = max(highest, bound)
+            ceiling = np.float64(bound) * scale
+            if kind == GUMBEL:
+                ceiling += noise[row, block]
+            if bound > MINUS_INFINITY and ceiling >= threshold:
+                count += _keep_of_block(
+                    upper,
+                    block,
+                    token_ids,
+                    by_block,
+                    kind,
+                    key,
+                    position,
+                    scale,
+                    threshold,
+                    ids[count:],
+                )
         largest[row] = highest
         offsets[row + 1] = count
     return ids[:count].copy(), offsets, largest

@@ -8,9 +8,17 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.block_maxima import block_maxima
+from lexshard.kernels.block_vectors import least_logit, mask_maxima, reaching
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.copies import copy_into
-from lexshard.kernels.noise.cpu import block_draw, block_minimum, noise_of, token_noise
+from lexshard.kernels.masks import NONE, ONE, lowest_bit
+from lexshard.kernels.noise.cpu import (
+    block_draw,
+    block_minimum,
+    fresh_ceiling,
+    noise_of,
+    token_noise,
+)
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
 from lexshard.kernels.search.blocks import NO_SLACK, cover, noise_ceilings, number_of
@@ -21,7 +29,7 @@ from lexshard.kernels.search.types import GUMBEL, TOP_K
 FEWEST_BLOCKS = 16
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _estimates(values, size, block, row, adjustments, work):  # type: ignore[no-untyped-def]
     """The adjusted estimates of a block; may be ``work`` [64], overwritten."""
     start, stop = block * BLOCK, min(block * BLOCK + BLOCK, size)
@@ -92,17 +100,28 @@ def _best_score_of_block(  # type: ignore[no-untyped-def]
 ):
     """The better of (place, best) and the best score of the block."""
     smallest, winner, highest_noise, first = 1.0, np.uint64(0), np.inf, 0
+    least = best
     if by_block:
         number = number_of(block, token_ids)
         uniform, winner = block_draw(key, position, number)
         smallest = block_minimum(uniform)
         highest_noise = -math.log(smallest) + NOISE_ROUNDING
         first = np.int64(number) * BLOCK
-    for offset in range(estimates.size):
+        if place < 0 and np.int64(winner) < estimates.size:
+            # The first block of all: few of its tokens reach the one with the most noise.
+            noise = token_noise(key, position, winner, smallest, winner)
+            least = np.float64(estimates[winner]) * inverse_temperature + np.float64(noise)
+    places = reaching(estimates, least_logit(least, highest_noise, inverse_temperature))
+    while places != NONE:
+        offset = lowest_bit(places)
+        places &= places - ONE
         scaled = np.float64(estimates[offset]) * inverse_temperature
         if scaled + highest_noise > best:
             row = block * BLOCK + offset
             if by_block:
+                most = fresh_ceiling(key, position, first + offset, smallest, winner)
+                if scaled + most <= best:
+                    continue
                 noise = token_noise(key, position, first + offset, smallest, winner)
             else:
                 noise = noise_of(key, position, token_ids[row])
@@ -145,21 +164,26 @@ def find_leaders(  # type: ignore[no-untyped-def]
     """The fields of `kernels.search.Leaders`."""
     rows = values.shape[0]
     offsets = np.zeros(rows + 1, np.int64)
-    room = 0
+    room, kept = 0, 0
     for row in range(rows):
         room += min(needs.k[row], size) if needs.kind[row] == TOP_K else 1
+        if needs.kind[row] != GUMBEL:
+            kept = size
     ids = np.empty(room, np.int32)
     count = 0
     maxima = np.empty((rows, (size + BLOCK - 1) // BLOCK), np.float32)
     noise = np.empty(maxima.shape, np.float64)
     work = np.empty(BLOCK, np.float32)
-    keys = np.empty(size, np.int64)
-    found = np.empty(size, np.int32)
+    keys = np.empty(kept, np.int64)
+    found = np.empty(kept, np.int32)
     for row in range(rows):
         estimates = values[row]
         block_maxima(estimates[:size], maxima[row])
         ceilings = maxima[row]
         if adjustments.active[row]:
+            if adjustments.mask[row] >= 0:
+                words = adjustments.masks[adjustments.mask[row]]
+                mask_maxima(estimates[:size], words, maxima[row])
             ceilings = maxima[row].copy()
             cover(ceilings, estimates, row_slack, NO_SLACK, size, row, adjustments)
         if needs.kind[row] == GUMBEL:

@@ -58,7 +58,7 @@ class Leaders(NamedTuple):
 
     ids: npt.NDArray[np.int32]  # [total], sorted within a row
     offsets: npt.NDArray[np.int64]  # [N + 1]
-    maxima: npt.NDArray[np.float32]  # [N, V / 64] the largest raw estimate of every 64 ids
+    maxima: npt.NDArray[np.float32]  # [N, V / 64] of the raw estimates that the mask holds
     noise: npt.NDArray[np.float64]  # [N, V / 64] bounds on the noise of GUMBEL rows
 
 
