@@ -23,7 +23,10 @@ PAGE_WORDS = 512
 # large one ten. Where a neighbour keeps a core for 20 ms, that is what it takes to find out, so the
 # caller is alone for longer then.
 JUDGED = 2_000_000
-LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST = 0.1, 2.0, 20.0
+LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST, MOST_FOR_LOST = 0.1, 2.0, 20.0, 0.5
+# So many nanoseconds more may be lost after a good while: a moment without a core, or a page that
+# the system finds late, is no neighbour that stays.
+MOST_CREDIT = 5_000_000
 # What becomes of the time alone with each good moment: beside a neighbour that comes and goes, one
 # such moment is no reason to forget the others.
 SHORTER = 0.9
@@ -60,7 +63,7 @@ class Team:
         """What was lost until now does not count."""
         from lexshard.kernels.team import jobs
 
-        self._alone_until, self._longer = 0.0, LEAST_ALONE
+        self._alone_until, self._longer, self._credit = 0.0, LEAST_ALONE, 0.0
         self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
 
     def rouse(self) -> bool:
@@ -77,8 +80,10 @@ class Team:
         lost, shared = self.words[jobs.LOST], self.words[jobs.SHARED]
         if shared >= JUDGED:
             self.words[jobs.LOST] = self.words[jobs.SHARED] = 0
-            if lost > jobs.MOST_LOST * shared:
-                self._alone_until = now + max(self._longer, ALONE_FOR_LOST * lost / 1e9)
+            self._credit = min(self._credit + jobs.MOST_LOST * shared - lost, MOST_CREDIT)
+            if self._credit < 0.0:
+                for_lost = min(ALONE_FOR_LOST * lost / 1e9, MOST_FOR_LOST)
+                self._alone_until, self._credit = now + max(self._longer, for_lost), 0.0
                 self._longer = min(2 * self._longer, MOST_ALONE)
                 return False
             self._longer = max(SHORTER * self._longer, LEAST_ALONE)

@@ -38,6 +38,9 @@ REST_SECONDS, QUICK_REST_SECONDS = 60.0, 10.0
 SETTLE_SECONDS = 5.0
 WARM_UP_REQUESTS = 3
 REQUESTS = 20  # right after one another
+# Then so many with pauses between: a moment after which caches hold what others put there, and
+# nothing has gone to sleep yet.
+PAUSED_REQUESTS, PAUSE_SECONDS = 10, 0.25
 SEED = 17
 
 MIB = 1 << 20
@@ -49,6 +52,7 @@ USAGE: tuple[tuple[Measure, Callable[[ProcessUsage], float]], ...] = (
     (Measure("PSS", "MiB", higher_is_better=False), lambda used: used.proportional_bytes / MIB),
 )
 AFTER_NONE = Measure("TTFT right after one another", "ms", higher_is_better=False)
+AFTER_PAUSE = Measure(f"TTFT after {PAUSE_SECONDS:g} s", "ms", higher_is_better=False)
 AFTER_REST = Measure("TTFT after the rest", "ms", higher_is_better=False)
 NOTES = """\
 wakeups: threads that had slept, per second. RSS counts memory that processes share in each of them;
@@ -61,11 +65,8 @@ class RestRun:
 
     used: tuple[ProcessUsage, ...]
     one_after_another: tuple[float, ...]
+    after_pauses: tuple[float, ...]
     after_rest: float
-
-    def awake_ms(self, percent: float) -> float:
-        """A percentile of the times to the first token of requests right after one another."""
-        return 1e3 * percentile(self.one_after_another, percent)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +125,10 @@ def rest_once(server: ServerCommand, seconds: float, settle: float, seed: int) -
         for _ in range(WARM_UP_REQUESTS):
             asker.first_token_seconds()
         awake = [asker.first_token_seconds() for _ in range(REQUESTS)]
+        paused = []
+        for _ in range(PAUSED_REQUESTS):
+            time.sleep(PAUSE_SECONDS)
+            paused.append(asker.first_token_seconds())
         time.sleep(settle)
         before, began = look_at(started.tree()), time.perf_counter()
         time.sleep(seconds)
@@ -131,13 +136,14 @@ def rest_once(server: ServerCommand, seconds: float, settle: float, seed: int) -
         # Before memory is looked at, which wakes nothing but is work.
         first = asker.first_token_seconds()
         used = used_between(before, after, ended - began)
-    return RestRun(tuple(used), tuple(awake), first)
+    return RestRun(tuple(used), tuple(awake), tuple(paused), first)
 
 
 def record(report: Report, rests: Mapping[str, Sequence[RestRun]]) -> None:
     """Adds every process and all of them together, and the first tokens.
 
-    A rest has a ratio of its own, to no rest: 1 where the first token after it comes as soon.
+    A rest has ratios of its own, to no rest and to a moment: 1 where the first token after it comes
+    as soon.
     """
     beside = OURS if len(rests) > 1 else None
     for name, of in rests.items():
@@ -152,12 +158,17 @@ def record(report: Report, rests: Mapping[str, Sequence[RestRun]]) -> None:
         sums = {name: [value(totals(each.used)) for each in of] for name, of in rests.items()}
         countable = all(all(values) for values in sums.values())  # none is too little to see
         report.add(ALL, measured, sums, ours=beside if countable else None)
-    awake = {name: [each.awake_ms(50) for each in of] for name, of in rests.items()}
     rested = {name: [1e3 * each.after_rest for each in of] for name, of in rests.items()}
-    report.add(ALL, AFTER_NONE, awake, ours=beside)
+    for measured, seconds in (
+        (AFTER_NONE, lambda each: each.one_after_another),
+        (AFTER_PAUSE, lambda each: each.after_pauses),
+    ):
+        before = {
+            name: [1e3 * percentile(seconds(each), 50) for each in of] for name, of in rests.items()
+        }
+        report.add(ALL, measured, before, ours=beside)
+        for name in rests:
+            ratio = paired_ratio(rested[name], before[name], higher_is_better=False)
+            case = {"measure": AFTER_REST.name, "of": name}
+            report.ratios.append(Ratio(case, measured.name, ratio))
     report.add(ALL, AFTER_REST, rested, ours=beside)
-    for name in rests:
-        ratio = paired_ratio(rested[name], awake[name], higher_is_better=False)
-        report.ratios.append(
-            Ratio({"measure": AFTER_REST.name, "of": name}, AFTER_NONE.name, ratio)
-        )

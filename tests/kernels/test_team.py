@@ -147,7 +147,8 @@ def test_sleeping_threads_take_nothing_and_wake_up(team: Team) -> None:
 def test_a_caller_goes_on_alone_while_others_are_kept_waiting(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no longer than a moment where that was a moment, however short its steps are."""
+    """And no longer than a moment where that was a while, however short its steps are, nor at all
+    where it was a moment."""
     clock = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
 
@@ -168,7 +169,9 @@ def test_a_caller_goes_on_alone_while_others_are_kept_waiting(
     assert together(40.0, 0.9) < 0.01
     clock += MOST_ALONE
     assert together(1.0, 0.0) == 1.0
-    together(0.003, 0.9)
+    assert together(0.003, 0.9) == 1.0
+    assert together(0.3, 0.0) == 1.0
+    together(0.02, 0.9)
     assert not team.rouse()
     assert together(0.3, 0.0) > 0.6
     team.words[jobs.SHARED], team.words[jobs.LOST] = 20_000_000, 18_000_000

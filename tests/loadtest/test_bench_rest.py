@@ -195,7 +195,9 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
     assert used.role == "tests.support.scripted_endpoint"
     assert used.resident_bytes >= used.proportional_bytes > 0
     assert len(run.one_after_another) == bench.REQUESTS
-    assert all(each >= 0.01 for each in (*run.one_after_another, run.after_rest))
+    assert len(run.after_pauses) == bench.PAUSED_REQUESTS
+    seconds = (*run.one_after_another, *run.after_pauses, run.after_rest)
+    assert all(each >= 0.01 for each in seconds)
     with running(other) as started:
         started.wait_until_healthy()
         (process,) = started.tree()
@@ -208,7 +210,7 @@ def rest(cpu: float, after: float) -> RestRun:
         ProcessUsage("engine", cpu, 3.0, 700 * MIB, 500 * MIB),
         ProcessUsage("HAProxy", 0.0, 0.0, 12 * MIB, 10 * MIB),
     )
-    return RestRun(used, (0.010, 0.020, 0.012), after)
+    return RestRun(used, (0.010, 0.020, 0.012), (0.024, 0.030, 0.020), after)
 
 
 def test_figures_of_all_servers_are_kept_and_compared() -> None:
@@ -230,6 +232,7 @@ def test_figures_of_all_servers_are_kept_and_compared() -> None:
     after_none = "TTFT right after one another"
     assert ratios["TTFT after the rest", after_none, "lexshard"] == pytest.approx((1 + 2 / 3) / 2)
     assert ratios["TTFT after the rest", after_none, "a"] == pytest.approx(1)
+    assert ratios["TTFT after the rest", "TTFT after 0.25 s", "a"] == pytest.approx(2)
     last = report.table().splitlines()
     [engine] = [line.split() for line in last if line.startswith("engine   lexshard")]
     assert engine == ["engine", "lexshard", "0.30", "3.00", "700", "500"]
