@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -17,14 +18,24 @@ import torch
 
 from lexshard.actors.collective import Rounds
 from lexshard.serve_app.vllm import tally
-from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_rows, mask_words
-from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
-from lexshard.serve_app.vllm.head import PluginHead, head_refusal
-from lexshard.serve_app.vllm.requests import request_refusal
-from lexshard.serve_app.vllm.shared_head import SharedHead
-from lexshard.serve_app.vllm.steps import CertifiedSteps
+from lexshard.serve_app.vllm.deferred import (
+    Answer,
+    AskedRequest,
+    DeferredLogits,
+    deferring,
+    is_deferring,
+)
+from lexshard.serve_app.vllm.head import PluginHead, SharedHead, head_refusal
+from lexshard.serve_app.vllm.runners import (
+    SECOND_BUILT_IN,
+    as_tensors,
+    batch_refusal,
+    mask_rows,
+    mask_words,
+    sample_second,
+)
+from lexshard.serve_app.vllm.steps import CertifiedSteps, request_refusal
 from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
-from lexshard.serve_app.vllm.v2_runner import BUILT_IN, batch_refusal, drawn_by_head
 from tests.support.paths import ROOT
 from tests.support.thread_shards import thread_group
 
@@ -394,7 +405,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
         own_calls.append(dense)
         return torch.tensor([400, 401, 402]), dense
 
-    sample = drawn_by_head(own)
+    sample = partial(sample_second, own)
     places, before = np.array([0, 1, 2]), torch.tensor([2, 4, 2])
     logits = deferred(steps, hidden, weight)
     drawn, _ = sample(sampler, logits, None, None, places, before)
@@ -408,7 +419,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
 
 
 def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
-    processors = [type(name, (), {})() for name in sorted(BUILT_IN)]
+    processors = [type(name, (), {})() for name in sorted(SECOND_BUILT_IN)]
 
     class Sampler(SimpleNamespace):
         """vLLM's own, as far as it is looked at."""
