@@ -63,7 +63,7 @@ class PluginHead(DrawingHead):
     def _decided(self, names: RowNames, found: Candidates) -> list[RowDecision | None]:
         for row, mask in enumerate(names.masks):
             raw = found.raw[found.offsets[row] : found.offsets[row + 1]]
-            if mask is not None and len(raw) == self.vocabulary_size:  # of rows that ask for them
+            if mask is not None and len(raw) == self.vocabulary_size:  # a row that asks for them
                 allowed = raw[mask.ids]
                 raw[:] = -np.inf
                 raw[mask.ids] = allowed

@@ -47,12 +47,14 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         embedding_bias: torch.Tensor | None = None,
         skip_gather: bool = False,
     ) -> Any:
-        own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
+        given = lm_head, hidden_states, embedding_bias, skip_gather
+        own = partial(LogitsProcessor.forward, self, *given)
         if not is_deferring() or hidden_states.ndim != 2:
             return own()
-        steps = self._certified(lm_head, embedding_bias)
+        layer = getattr(self, "base_layer", self)  # a layer of LoRA calls what it wraps with itself
+        steps = layer._certified(lm_head, embedding_bias)
         if steps is None:
-            TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
+            TALLY.refuse(f"every step: {layer._refusal}", len(hidden_states))
             return own()
         dtype = self.head_dtype or hidden_states.dtype
         return DeferredLogits.of(steps, hidden_states, self.org_vocab_size, own, dtype)
