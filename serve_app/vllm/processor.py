@@ -51,7 +51,7 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         own = partial(LogitsProcessor.forward, self, *given)
         if not is_deferring() or hidden_states.ndim != 2:
             return own()
-        layer = getattr(self, "base_layer", self)  # a layer of LoRA calls what it wraps with itself
+        layer: Any = getattr(self, "base_layer", self)  # LoRA's calls what it wraps with itself
         steps = layer._certified(lm_head, embedding_bias)
         if steps is None:
             TALLY.refuse(f"every step: {layer._refusal}", len(hidden_states))

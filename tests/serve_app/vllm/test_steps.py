@@ -17,23 +17,11 @@ import pytest
 import torch
 
 from lexshard.actors.collective import Rounds
-from lexshard.serve_app.vllm import tally
-from lexshard.serve_app.vllm.deferred import (
-    Answer,
-    AskedRequest,
-    DeferredLogits,
-    deferring,
-    is_deferring,
-)
+from lexshard.serve_app.vllm import deferred as deferral
+from lexshard.serve_app.vllm import runners, tally
+from lexshard.serve_app.vllm.deferred import Answer, AskedRequest, DeferredLogits
 from lexshard.serve_app.vllm.head import PluginHead, SharedHead, head_refusal
-from lexshard.serve_app.vllm.runners import (
-    SECOND_BUILT_IN,
-    as_tensors,
-    batch_refusal,
-    mask_rows,
-    mask_words,
-    sample_second,
-)
+from lexshard.serve_app.vllm.runners import batch_refusal, mask_rows, mask_words
 from lexshard.serve_app.vllm.steps import CertifiedSteps, request_refusal
 from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
 from tests.support.paths import ROOT
@@ -254,9 +242,9 @@ def test_every_operation_reads_the_logits_once(steps: CertifiedSteps, weight: to
     logits.fill_(1.0)
     assert float(torch.cat([logits, logits]).sum()) == 4 * SIZE
     assert len(made) == 1
-    with deferring():
-        assert is_deferring()
-    assert not is_deferring()
+    with deferral.deferring():
+        assert deferral.is_deferring()
+    assert not deferral.is_deferring()
 
 
 def test_logits_that_a_model_has_changed_are_not_ignored(
@@ -298,7 +286,7 @@ def test_answers_fill_the_rows_of_their_requests(
     found = steps.decide(deferred(steps, hidden, weight), requests, ["one", "two"])
     tokens = torch.full((3, 2), -1)
     scores = torch.zeros((6, 4), dtype=torch.int32), torch.zeros((6, 4)), torch.zeros(6)
-    as_tensors([None, *found], tokens, *scores)
+    runners.as_tensors([None, *found], tokens, *scores)
     first, second, third = best.argmax(dim=1).tolist()
     assert tokens.tolist() == [[-1, -1], [first, second], [third, -1]]
     values, ids = best.topk(2)
@@ -405,7 +393,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
         own_calls.append(dense)
         return torch.tensor([400, 401, 402]), dense
 
-    sample = partial(sample_second, own)
+    sample = partial(runners.sample_second, own)
     places, before = np.array([0, 1, 2]), torch.tensor([2, 4, 2])
     logits = deferred(steps, hidden, weight)
     drawn, _ = sample(sampler, logits, None, None, places, before)
@@ -419,7 +407,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
 
 
 def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
-    processors = [type(name, (), {})() for name in sorted(SECOND_BUILT_IN)]
+    processors = [type(name, (), {})() for name in sorted(runners.SECOND_BUILT_IN)]
 
     class Sampler(SimpleNamespace):
         """vLLM's own, as far as it is looked at."""

@@ -186,10 +186,7 @@ def test_prompts_in_chunks_change_no_text(
         assert engine.tokens(own, MIXED) == certified.tokens(own, MIXED)
 
 
-def test_an_engine_for_lora_says_what_vllm_says(
-    plain: PluginEngine, prompts: list[list[int]]
-) -> None:
-    """Its layer of LoRA calls the layer that it wraps in its own name."""
+def test_a_layer_of_lora_is_left_to_vllm(plain: PluginEngine, prompts: list[list[int]]) -> None:
     with plugin_engine(plugin=True, enable_lora=True, max_lora_rank=8) as engine:
         assert engine.tokens(prompts[:4], GREEDY) == plain.tokens(prompts[:4], GREEDY)
         assert "left to vLLM: every step: models with LoRA adapters" in engine.counts()
