@@ -1,11 +1,13 @@
-"""Logits that are not computed before something reads them."""
+"""What a model runner of vLLM asks of a step: logits that are not computed before something reads
+them, and the tokens of requests. Imports nothing that compiles: vLLM looks through all that is
+loaded when a worker starts, and fails on objects of the compiler of our kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map_only
 
-from lexshard.serve_app.vllm.tally import logger
+from lexshard.actors.messages import RowDecision
 
+Answer = tuple[RowDecision, ...]  # a request's tokens of a step
 Words = npt.NDArray[np.uint64]
 Compute = Callable[[], torch.Tensor]
 Change = Callable[[torch.Tensor], object]
@@ -22,11 +25,26 @@ _wanted: ContextVar[bool] = ContextVar("deferred logits are wanted", default=Fal
 is_deferring = _wanted.get
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedRequest:
+    """What one request asks of a step: the token at ``length`` and, behind each of the ``drafts``
+    that turns out right, the next one. Its rows of the logits begin at ``first``."""
+
+    request_id: str
+    parameters: Any  # vLLM's SamplingParams
+    prompt_length: int
+    length: int
+    first: int
+    drafts: tuple[int, ...]
+    # Those from one index to another, prompt first; negative where not known yet.
+    tokens: Callable[[int, int], Sequence[int]]
+
+
 @contextmanager
-def deferring() -> Iterator[None]:
+def deferring(wanted: bool = True) -> Iterator[None]:
     """Inside, and in what this decorates, logits are for a sampler that can do without; elsewhere
-    (of prompts, of draft models) they are read in any case."""
-    token = _wanted.set(True)
+    (of prompts, of draft models), and where they are not ``wanted``, they are read in any case."""
+    token = _wanted.set(wanted)
     try:
         yield
     finally:
@@ -38,15 +56,15 @@ class DeferredLogits(torch.Tensor):
     everything that is not ours a tensor of that shape and type.
 
     ``decider`` knows the head that ``hidden`` belongs to. ``masks`` are the tokens that grammars
-    allow, by row.
+    allow, by row. ``read`` are the logits once they are made: a model may change these in place.
     """
 
     decider: Any  # lexshard.serve_app.vllm.steps.CertifiedSteps
     hidden: torch.Tensor
     masks: dict[int, Words]
+    read: torch.Tensor | None
     _compute: Compute
     _changes: list[Change]
-    _dense: torch.Tensor | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -59,29 +77,24 @@ class DeferredLogits(torch.Tensor):
             cls, (len(hidden), size), dtype=dtype, device=hidden.device
         )
         made.decider, made.hidden, made.masks = decider, hidden, {}
-        made._compute, made._changes, made._dense = compute, [], None
+        made.read, made._compute, made._changes = None, compute, []
         return made
 
     def constrain(self, masks: Mapping[int, Words], apply: Change) -> None:
         """The tokens that may follow in some rows, and what makes others impossible in dense
         logits, in place."""
         self.masks.update(masks)
-        if self._dense is None:
-            self._changes.append(apply)
-        else:
-            apply(self._dense)
-
-    def is_read(self) -> bool:
-        """Whether there are logits already: then a model may have changed some of them in place."""
-        return self._dense is not None
+        self._changes.append(apply)
+        if self.read is not None:
+            apply(self.read)
 
     def dense(self) -> torch.Tensor:
         """The logits, the same tensor each time."""
-        if self._dense is None:
-            self._dense = self._compute()
+        if self.read is None:
+            self.read = self._compute()
             for change in self._changes:
-                change(self._dense)
-        return self._dense
+                change(self.read)
+        return self.read
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -89,24 +102,3 @@ class DeferredLogits(torch.Tensor):
     ) -> Any:
         own = tree_map_only(DeferredLogits, DeferredLogits.dense, (args, kwargs or {}))
         return func(*own[0], **own[1])
-
-
-def making_ready(load_model: Callable[..., None]) -> Callable[..., None]:
-    """``load_model`` of a runner, after which no request waits for the head to be made."""
-
-    @wraps(load_model)
-    def load(runner: Any, *args: Any, **kwargs: Any) -> None:
-        load_model(runner, *args, **kwargs)
-        configuration = runner.model_config
-        stages = runner.vllm_config.parallel_config.pipeline_parallel_size > 1
-        if stages or runner.lora_config or configuration.runner_type == "pooling":
-            return
-        shape = 1, configuration.get_hidden_size()
-        try:
-            with deferring(), torch.inference_mode():
-                hidden = torch.zeros(shape, dtype=configuration.dtype, device=runner.device)
-                runner.model.compute_logits(hidden)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            logger.warning("lexshard makes its head at the first request: %s", error)
-
-    return load

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 from lexshard.serve_app.vllm.deferred import DeferredLogits, is_deferring
@@ -46,38 +47,35 @@ class CertifiedLogitsProcessor(LogitsProcessor):
         embedding_bias: torch.Tensor | None = None,
         skip_gather: bool = False,
     ) -> Any:
-        own = partial(super().forward, lm_head, hidden_states, embedding_bias, skip_gather)
-        steps = None
-        if is_deferring() and hidden_states.ndim == 2:
-            steps = None if skip_gather else self._certified(lm_head, embedding_bias)
-            if self._refusal is not None:
-                TALLY.refuse(f"every step: {self._refusal}", len(hidden_states))
+        given = lm_head, hidden_states, embedding_bias, skip_gather
+        own = partial(LogitsProcessor.forward, self, *given)
+        if not is_deferring() or hidden_states.ndim != 2:
+            return own()
+        layer: Any = getattr(self, "base_layer", self)  # LoRA's calls what it wraps with itself
+        steps = layer._certified(lm_head, embedding_bias)
         if steps is None:
+            TALLY.refuse(f"every step: {layer._refusal}", len(hidden_states))
             return own()
         dtype = self.head_dtype or hidden_states.dtype
         return DeferredLogits.of(steps, hidden_states, self.org_vocab_size, own, dtype)
 
     def _certified(self, lm_head: Any, bias: torch.Tensor | None) -> CertifiedSteps | None:
-        """What decides steps, made for the weights of now."""
-        # Not before: see `lexshard.serve_app.vllm.asked`.
-        from lexshard.serve_app.vllm.group import TensorParallelGroup
-        from lexshard.serve_app.vllm.head import PluginHead, head_refusal
-        from lexshard.serve_app.vllm.shared_head import SharedHead
-        from lexshard.serve_app.vllm.steps import CertifiedSteps
+        """What decides steps, made for the weights of now; None where there is a refusal."""
+        from lexshard.serve_app.vllm import head, steps  # not before: see `deferred`
 
         if self._steps is not None and not self._steps.head.is_current():
             logger.info("the output weights have changed: lexshard reads them again")
             self._steps = None
         if self._steps is None and self._refusal is None:
-            self._refusal = head_refusal(self, lm_head, bias)
+            self._refusal = head.head_refusal(self, lm_head, bias)
         if self._steps is None and self._refusal is None:
-            size, group = self.org_vocab_size, TensorParallelGroup()
-            own = lm_head.weight, bias, self.soft_cap, self.scale, size
+            group, is_cut = head.TensorParallelGroup(get_tp_group()), lm_head.tp_size > 1
+            own = lm_head.weight, bias, self.soft_cap, self.scale, self.org_vocab_size
             seeds = Random(group.broadcast(secrets.token_bytes(32)))  # the same on every rank
             try:
-                head = SharedHead(*own, group) if lm_head.tp_size > 1 else PluginHead(*own)
-                self._steps = CertifiedSteps(head, self._logprobs_mode, seeds)
-                logger.info("lexshard certifies the draws from %d tokens", size)
+                made = head.SharedHead(*own, group) if is_cut else head.PluginHead(*own)
+                self._steps = steps.CertifiedSteps(made, self._logprobs_mode, seeds)
+                logger.info("lexshard certifies the draws from %d tokens", self.org_vocab_size)
             except (ValueError, ImportError) as error:
                 self._refusal = str(error)
         return self._steps

@@ -8,13 +8,12 @@ from random import Random, SystemRandom
 from typing import Any
 
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
-from lexshard.actors.messages import Request, RowDecision
+from lexshard.actors.messages import Request, RowDecision, SamplingParameters
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
-from lexshard.serve_app.vllm.asked import Answer, AskedRequest
-from lexshard.serve_app.vllm.deferred import DeferredLogits
+from lexshard.actors.states.token_rules import Ids, TokenRules
+from lexshard.serve_app.vllm.deferred import Answer, AskedRequest, DeferredLogits
 from lexshard.serve_app.vllm.head import PluginHead
-from lexshard.serve_app.vllm.requests import OutputRules, request_refusal, translated
 from lexshard.serve_app.vllm.tally import TALLY
 
 UNKNOWN = "requests whose last tokens are not known yet"
@@ -51,7 +50,7 @@ class CertifiedSteps:
             for gone in self._followed.keys() - set(running):
                 self._forget(gone)
         answers: list[Answer | None] = [None] * len(asked)
-        if logits.is_read():
+        if logits.read is not None:
             TALLY.refuse("logits that were read before they were sampled from", len(logits))
             return answers
         places: list[tuple[int, _Followed]] = []
@@ -83,8 +82,7 @@ class CertifiedSteps:
             return answers
         for place, followed in places:
             drafts = asked[place].drafts
-            answer = _accepted([next(left) for _ in range(1 + len(drafts))], drafts)
-            answers[place] = answer
+            answer = answers[place] = _accepted([next(left) for _ in (0, *drafts)], drafts)
             followed.drawn = tuple(each.token_id for each in answer or ())
             if answer is None:
                 TALLY.refuse("rows that no token is left for", 1 + len(drafts))
@@ -99,8 +97,7 @@ class CertifiedSteps:
     def _follow(self, asked: AskedRequest) -> _Followed | str:
         """The request as it stands before this step's tokens, or why it cannot be followed."""
         known = self._followed.get(asked.request_id)
-        history = [] if known is None else self.head.states[known.sequence].history
-        have = len(history)
+        have = 0 if known is None else self.head.states[known.sequence].position
         if known is None or known.parameters is not asked.parameters or have > asked.length:
             self._forget(asked.request_id)  # another one of that name, or tokens were taken back
             return self._open(asked)
@@ -118,12 +115,10 @@ class CertifiedSteps:
         tokens = tuple(asked.tokens(0, asked.length))
         if refusal is not None or min(tokens, default=0) < 0:
             return refusal or UNKNOWN
-        seed = asked.parameters.seed
-        seed = self.seeds.getrandbits(63) if seed is None else seed
-        parameters = translated(asked.parameters, seed)
+        parameters = _translated(asked.parameters, self.seeds)
         prompt, output = tokens[: asked.prompt_length], tokens[asked.prompt_length :]
         request = Request(asked.request_id, 0, prompt, parameters, resumed_ids=output)
-        rules = OutputRules(parameters, self.head.vocabulary_size, len(prompt))
+        rules = _OutputRules(parameters, self.head.vocabulary_size, len(prompt))
         self._opened += 1
         self.head.states.open(self._opened, request, rules)
         opened = _Followed(asked.parameters, self._opened, rules.mask)
@@ -131,14 +126,11 @@ class CertifiedSteps:
         return opened
 
     def _forget(self, request_id: str) -> None:
-        known = self._followed.pop(request_id, None)
-        if known is not None:
+        if (known := self._followed.pop(request_id, None)) is not None:
             self.head.states.close(known.sequence)
 
 
-def _accepted(
-    decisions: Sequence[RowDecision | None], drafts: Sequence[int]
-) -> tuple[RowDecision, ...] | None:
+def _accepted(decisions: Sequence[RowDecision | None], drafts: Sequence[int]) -> Answer | None:
     """The drawn tokens up to the first that is not what was guessed; None if one is missing."""
     answer: list[RowDecision] = []
     for decision, guess in zip(decisions, [*drafts, None], strict=True):
@@ -148,3 +140,54 @@ def _accepted(
         if decision.token_id != guess:
             break
     return tuple(answer)
+
+
+def request_refusal(parameters: Any, logprobs_mode: str) -> str | None:
+    """Why the draws of a request cannot be certified, from vLLM's ``SamplingParams``; None if they
+    can. ``logprobs_mode`` is the server's."""
+    scored, structured = parameters.logprobs is not None, parameters.structured_outputs is not None
+    allowed = structured and parameters.allowed_token_ids
+    refusals = {
+        "log-probabilities of named tokens": parameters.logprob_token_ids,
+        "log-probabilities of the whole vocabulary": scored and parameters.logprobs < 0,
+        f"log-probabilities in mode {logprobs_mode}": scored and logprobs_mode != "raw_logprobs",
+        "log-probabilities of structured output with allowed tokens": scored and allowed,
+        "a budget of thinking tokens": parameters.thinking_token_budget is not None,
+        "tokens that follow a trace": parameters.trace_decode_token_ids,
+        # vLLM gives stop tokens back where they alone fit.
+        "min_tokens of structured output": structured and parameters.min_tokens,
+    }
+    return next((reason for reason, holds in refusals.items() if holds), None)
+
+
+def _translated(parameters: Any, seeds: Random) -> SamplingParameters:
+    """What vLLM's ``SamplingParams`` ask, in our words, with one of ``seeds`` if they name none."""
+    allowed = parameters.allowed_token_ids
+    return SamplingParameters(
+        temperature=parameters.temperature,
+        top_k=max(0, parameters.top_k),
+        top_p=parameters.top_p,
+        min_p=parameters.min_p,
+        repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        logit_bias=tuple((parameters.logit_bias or {}).items()),
+        bad_words=tuple(map(tuple, parameters.bad_words_token_ids or ())),
+        allowed_ids=None if allowed is None else tuple(allowed),
+        min_tokens=parameters.min_tokens,
+        stop_token_ids=tuple(parameters.all_stop_token_ids),
+        logprobs=parameters.logprobs,
+        seed=seeds.getrandbits(63) if parameters.seed is None else parameters.seed,
+    )
+
+
+class _OutputRules(TokenRules):
+    """Rules whose phrases begin in the output: vLLM does not look into prompts for bad words."""
+
+    def __init__(self, parameters: SamplingParameters, size: int, prompt_length: int) -> None:
+        super().__init__(parameters, size, ())
+        self._prompt_length = prompt_length
+
+    def banned(self, history: Sequence[int], drafted: tuple[int, ...], *, early: bool) -> Ids:
+        output = history[self._prompt_length :] if self.phrases else ()
+        return super().banned(output, drafted, early=early)

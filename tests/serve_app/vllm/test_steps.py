@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -16,15 +17,13 @@ import pytest
 import torch
 
 from lexshard.actors.collective import Rounds
-from lexshard.serve_app.vllm import tally
-from lexshard.serve_app.vllm.asked import Answer, AskedRequest, as_tensors, mask_rows, mask_words
-from lexshard.serve_app.vllm.deferred import DeferredLogits, deferring, is_deferring
-from lexshard.serve_app.vllm.head import PluginHead, head_refusal
-from lexshard.serve_app.vllm.requests import request_refusal
-from lexshard.serve_app.vllm.shared_head import SharedHead
-from lexshard.serve_app.vllm.steps import CertifiedSteps
+from lexshard.serve_app.vllm import deferred as deferral
+from lexshard.serve_app.vllm import runners, tally
+from lexshard.serve_app.vllm.deferred import Answer, AskedRequest, DeferredLogits
+from lexshard.serve_app.vllm.head import PluginHead, SharedHead, head_refusal
+from lexshard.serve_app.vllm.runners import batch_refusal, mask_rows, mask_words
+from lexshard.serve_app.vllm.steps import CertifiedSteps, request_refusal
 from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
-from lexshard.serve_app.vllm.v2_runner import BUILT_IN, batch_refusal, drawn_by_head
 from tests.support.paths import ROOT
 from tests.support.thread_shards import thread_group
 
@@ -243,9 +242,9 @@ def test_every_operation_reads_the_logits_once(steps: CertifiedSteps, weight: to
     logits.fill_(1.0)
     assert float(torch.cat([logits, logits]).sum()) == 4 * SIZE
     assert len(made) == 1
-    with deferring():
-        assert is_deferring()
-    assert not is_deferring()
+    with deferral.deferring():
+        assert deferral.is_deferring()
+    assert not deferral.is_deferring()
 
 
 def test_logits_that_a_model_has_changed_are_not_ignored(
@@ -287,7 +286,7 @@ def test_answers_fill_the_rows_of_their_requests(
     found = steps.decide(deferred(steps, hidden, weight), requests, ["one", "two"])
     tokens = torch.full((3, 2), -1)
     scores = torch.zeros((6, 4), dtype=torch.int32), torch.zeros((6, 4)), torch.zeros(6)
-    as_tensors([None, *found], tokens, *scores)
+    runners.as_tensors([None, *found], tokens, *scores)
     first, second, third = best.argmax(dim=1).tolist()
     assert tokens.tolist() == [[-1, -1], [first, second], [third, -1]]
     values, ids = best.topk(2)
@@ -394,7 +393,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
         own_calls.append(dense)
         return torch.tensor([400, 401, 402]), dense
 
-    sample = drawn_by_head(own)
+    sample = partial(runners.sample_second, own)
     places, before = np.array([0, 1, 2]), torch.tensor([2, 4, 2])
     logits = deferred(steps, hidden, weight)
     drawn, _ = sample(sampler, logits, None, None, places, before)
@@ -408,7 +407,7 @@ def test_the_second_runners_sampler_draws_certified_rows(
 
 
 def test_the_second_runner_leaves_batches_whose_logits_are_read() -> None:
-    processors = [type(name, (), {})() for name in sorted(BUILT_IN)]
+    processors = [type(name, (), {})() for name in sorted(runners.SECOND_BUILT_IN)]
 
     class Sampler(SimpleNamespace):
         """vLLM's own, as far as it is looked at."""

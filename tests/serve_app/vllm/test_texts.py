@@ -184,3 +184,9 @@ def test_prompts_in_chunks_change_no_text(
     own = prompts[100 : 100 + len(MIXED)]
     with plugin_engine(plugin=True, max_num_batched_tokens=64) as engine:
         assert engine.tokens(own, MIXED) == certified.tokens(own, MIXED)
+
+
+def test_a_layer_of_lora_is_left_to_vllm(plain: PluginEngine, prompts: list[list[int]]) -> None:
+    with plugin_engine(plugin=True, enable_lora=True, max_lora_rank=8) as engine:
+        assert engine.tokens(prompts[:4], GREEDY) == plain.tokens(prompts[:4], GREEDY)
+        assert "left to vLLM: every step: models with LoRA adapters" in engine.counts()
