@@ -46,7 +46,7 @@ BUDGETS = {
     "cluster": 9_430,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
     # for ranks on GPUs, 80 to prove a body in a process that ends, 80 for what replicas share,
     # 330 for shards at the ranks
-    "serve_app": 19_260,  # 6,000; 3,000 for protocol and page, 720 for receipts, 1,110 for vLLM,
+    "serve_app": 19_100,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
     # 490 for what grammars, tools, Responses and Messages had ignored, dropped or waited for
     "loadtest": 14_690,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models,
     # 210 for an engine of an 8B model's shape
