@@ -169,6 +169,6 @@ def record(report: Report, rests: Mapping[str, Sequence[RestRun]]) -> None:
         report.add(ALL, measured, before, ours=beside)
         for name in rests:
             ratio = paired_ratio(rested[name], before[name], higher_is_better=False)
-            case = {"measure": AFTER_REST.name, "of": name}
+            case: CaseLabels = {"measure": AFTER_REST.name, "of": name}
             report.ratios.append(Ratio(case, measured.name, ratio))
     report.add(ALL, AFTER_REST, rested, ours=beside)
