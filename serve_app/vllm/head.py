@@ -6,7 +6,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,9 +17,7 @@ from lexshard.actors.head.exchange import AnyMassShard
 from lexshard.actors.head.output_head import OutputHead
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
-from lexshard.actors.head.sharded.step import ShardStep
 from lexshard.actors.messages import RowDecision
-from lexshard.actors.packed_arrays import encode
 from lexshard.actors.standalone.drawing_head import DrawingHead, screened_shard
 from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels import pool
@@ -33,8 +30,6 @@ ffi.lib._fntab["__dict__"] = {}
 UNQUANTISED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 FRAME = 4096  # bytes that ranks exchange at once, and nearly always hold a whole message
 SIZE = 8  # of them say how long it is
-
-_decode_decisions = msgspec.msgpack.Decoder(list[RowDecision | None]).decode
 
 
 def head_refusal(processor: Any, lm_head: Any, bias: torch.Tensor | None) -> str | None:
@@ -73,10 +68,9 @@ class PluginHead(DrawingHead):
 class SharedHead(PluginHead):
     """The head of which each rank of ``group`` has a ``weight`` [P, d] and ``bias`` [P], P tokens
     of the vocabulary in order of rank, the last ones perhaps padding. Each finds what can be drawn
-    among its own; rank 0 merges that and draws.
+    among its own; all ask the same in the same order, and get what rank 0 merges and draws.
 
-    All ranks ask it the same in the same order, and all get what rank 0 decides. What is raised on
-    one rank is raised on all: a rank alone in a round would wait for ever.
+    What is raised on one rank is raised on all: a rank alone in a round would wait for ever.
     """
 
     def __init__(
@@ -102,14 +96,20 @@ class SharedHead(PluginHead):
         pool.begin_step(len(hidden))
         found = self._step.take(hidden.detach().float().contiguous(), self.states.table(names))
         if found is None:
-            return _decode_decisions(self._group.broadcast())
+            return self._decode(self._group.broadcast())
         decided = self._decided(names, found)
-        self._group.broadcast(encode(decided))
+        self._group.broadcast(self._encode(decided))
         return decided
 
     def _shard(
         self, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None, scale: float
     ) -> OutputHead:
+        from msgspec import msgpack  # only here: one device alone does without
+
+        from lexshard.actors.head.sharded.step import ShardStep
+        from lexshard.actors.packed_arrays import encode
+
+        self._encode, self._decode = encode, msgpack.Decoder(list[RowDecision | None]).decode
         rank, size = self._group.rank, self.vocabulary_size
         # A block of tokens is of the rank that has its first one: noise is drawn by whole blocks.
         firsts = [-(-len(weight) * each // BLOCK) for each in range(self._group.size + 1)]

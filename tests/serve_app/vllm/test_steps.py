@@ -25,7 +25,6 @@ from lexshard.serve_app.vllm.runners import batch_refusal, mask_rows, mask_words
 from lexshard.serve_app.vllm.steps import CertifiedSteps, request_refusal
 from lexshard.serve_app.vllm.tally import TALLY, TOLD_EVERY, Tally
 from tests.support.paths import ROOT
-from tests.support.thread_shards import thread_group
 
 SIZE, COLUMNS = 500, 32
 RAW = "raw_logprobs"
@@ -458,6 +457,8 @@ GRAMMAR = len(KINDS) - 2
 
 def on_ranks(ranks: int, work: Callable[[Rounds], Told]) -> list[Told]:
     """What ``work`` says on each of so many ranks, which are threads."""
+    from tests.support.thread_shards import thread_group  # a bare CUDA machine has no msgspec
+
     with ThreadPoolExecutor(ranks) as threads:
         return [each.result() for each in [threads.submit(work, r) for r in thread_group(ranks)]]
 
