@@ -23,7 +23,8 @@ PAGE_WORDS = 512
 # large one ten. Where a neighbour keeps a core for 20 ms, that is what it takes to find out, so the
 # caller is alone for longer then.
 JUDGED = 2_000_000
-LEAST_ALONE, MOST_ALONE, ALONE_FOR_LOST, MOST_FOR_LOST = 0.1, 2.0, 20.0, 0.5
+LEAST_ALONE, MOST_ALONE = 0.1, 2.0
+ALONE_FOR_LOST, MOST_FOR_LOST = 20.0, 0.5  # times one loss, and the most seconds for it
 # So many nanoseconds more may be lost after a good while: a moment without a core, or a page that
 # the system finds late, is no neighbour that stays.
 MOST_CREDIT = 5_000_000

@@ -1,4 +1,4 @@
-"""Shards and samplers die at random moments of 200 streams: nobody notices but by waiting."""
+"""Shards and samplers die at random moments of 200 streams: clients notice it only by waiting."""
 
 from __future__ import annotations
 

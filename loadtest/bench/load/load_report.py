@@ -29,7 +29,7 @@ _COLUMNS = {  # measures of the table on the terminal; the JSON file has all of 
 
 @dataclass(slots=True)
 class LoadReport(Report):
-    """``runs`` are what the results were computed from; ``warnings`` what whoever reads them must
+    """``runs`` are what the results were computed from; ``warnings`` what a reader of them must
     know."""
 
     runs: list[LoadRun] = field(default_factory=list)

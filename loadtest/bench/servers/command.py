@@ -1,4 +1,4 @@
-"""Who is measured: our server by its flags, other OpenAI-compatible ones by their command lines."""
+"""The measured servers: ours by its flags, other OpenAI-compatible ones by command lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServerCommand:
 
     def whole_environment(self) -> dict[str, str]:
         """This process's own, but for what is not meant for that server: options of ours that
-        whoever measures has set, where this process keeps its compiled kernels, and what would
+        the measuring process has set, where this process keeps its compiled kernels, and what would
         show another server our packages."""
         hidden = CACHES if self.is_ours else (*CACHES, "PYTHONPATH", "PYTHONSAFEPATH")
         kept = {
@@ -72,7 +72,7 @@ def option_value(flags: Sequence[str], option: str) -> str | None:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Who is measured beside ours, and with which options ours is started."""
+    """Which servers are measured beside ours, and with which options ours is started."""
     add = parser.add_argument
     add(
         "--against",

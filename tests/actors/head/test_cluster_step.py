@@ -1,4 +1,4 @@
-"""CSV-Decode across shards: whoever has which clusters, the tokens are those of the dense head."""
+"""CSV-Decode across shards: whatever clusters a shard has, tokens are those of the dense head."""
 
 from __future__ import annotations
 
