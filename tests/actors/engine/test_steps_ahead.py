@@ -333,3 +333,55 @@ def test_a_device_draws_the_tokens_that_the_host_decides(tmp_path: Path) -> None
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED, str(tmp_path)]
     subprocess.run(command, check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_a_step_is_two_graphs_and_waits_for_nothing(tmp_path: Path) -> None:
+    """The body's and the head's, without a GPU: one that computes nothing, and cannot be read."""
+    pytest.importorskip("triton")
+    save_tiny("qwen3", tmp_path)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.step_launches", str(tmp_path)]
+    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    searched, adjusted = (line.split("; ")[1:] for line in told.splitlines())
+    for asked in (searched, adjusted):
+        assert sum(each.startswith("a graph of ") for each in asked) == 2
+    # One copy of the step's integers, one of what its rows ask, one of what the search has found.
+    assert len(searched) <= 13
+    assert searched.count("copy_") == 7
+
+
+WAITS = """
+import torch
+from tests.support.step_launches import GPU, Gpu, on
+gpu = Gpu()
+with on(gpu):
+    there, here = torch.zeros(3, device=GPU), torch.zeros(3)
+    waits = {
+        "list": lambda: there.tolist(),
+        "item": lambda: there[0].item(),
+        "truth": lambda: bool(there.any()),
+        "nonzero": lambda: there.nonzero(),
+        "host": lambda: there.cpu(),
+        "array": lambda: there.numpy(),
+        "copy": lambda: there.copy_(here.clone().pin_memory()),
+        "from memory that is not pinned": lambda: there.copy_(here, non_blocking=True),
+        "to memory that is not pinned": lambda: here.copy_(there, non_blocking=True),
+        "moved": lambda: here.to(GPU, non_blocking=True),
+        "event": lambda: torch.cuda.Event().synchronize(),
+    }
+    gpu.watched = True
+    there.copy_(here.clone().pin_memory(), non_blocking=True)
+    for name, wait in waits.items():
+        try:
+            wait()
+        except RuntimeError:
+            continue
+        raise SystemExit(name)
+"""
+
+
+@pytest.mark.slow
+def test_what_waits_would_be_found() -> None:
+    pytest.importorskip("triton")
+    ended = subprocess.run([sys.executable, "-c", WAITS], cwd=ROOT, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
