@@ -60,7 +60,8 @@ BUDGETS = {
     # and starts found, 220 for several steps by one call, 150 for what stays in memory, 90 for
     # faults of the edge, 230 for launches, memory and losses of ranks, 100 for what vLLM's own
     # tests ask and what replicas share, 220 for the plugin on ranks, 180 for
-    # shards at the ranks, 110 for blocks as vectors, 290 for a whole step on a GPU that is not there
+    # shards at the ranks, 110 for blocks as vectors, 290 for a whole step on a GPU that is
+    # not there
 }
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.backends import PROCESS_AND_RAY
-from tests.support.faults import Listener, alive, ask, family, processes_of
+from tests.support.faults import SLOW_BODY, Listener, alive, ask, family, processes_of
 from tests.support.real_server import Server, running_scripted_server, running_server, wait
 
 pytestmark = pytest.mark.slow
@@ -35,6 +35,7 @@ def server(
     engine, backend = request.param
     options = ("--api-processes", str(PROCESSES), "--max-running-requests", str(MOST))
     options += ("--shutdown-grace-seconds", "1")  # less than a text takes
+    options += SLOW_BODY
     with (
         running_scripted_server(folder, backend, api_processes=PROCESSES, max_running_requests=MOST)
         if engine == "scripted"

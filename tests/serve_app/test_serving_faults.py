@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.backends import PROCESS_AND_RAY
 from tests.support.faults import (
+    SLOW_BODY,
     Listener,
     alive,
     ask,
@@ -34,7 +35,8 @@ RECOVERY_SECONDS = 60  # `lexshard chaos` tells how long it takes: here it only 
 def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Server]:
-    with running_server(tmp_path_factory.mktemp("faults"), backend=request.param) as running:
+    folder = tmp_path_factory.mktemp("faults")
+    with running_server(folder, *SLOW_BODY, backend=request.param) as running:
         yield running
 
 
@@ -133,7 +135,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_without_ray_the_server_ends_within_ten_seconds_and_leaves_nothing(
     tmp_path: Path, name: str, own_folder: Path
 ) -> None:
-    with running_server(tmp_path, backend="ray") as running:
+    with running_server(tmp_path, *SLOW_BODY, backend="ray") as running:
         processes = family(running)
         listener = Listener(running)
         listener.start()
@@ -150,7 +152,7 @@ def test_without_ray_the_server_ends_within_ten_seconds_and_leaves_nothing(
         assert name.rpartition("/")[2] in running.log.read_text()
     left = set(own_folder.glob("lexshard-*"))
     assert left, "killed owners leave their folders"
-    with running_server(tmp_path) as running:
+    with running_server(tmp_path, *SLOW_BODY) as running:
         assert not any(folder.exists() for folder in left)
         listener = Listener(running)  # without a stream the first signal would do
         listener.start()
