@@ -44,7 +44,7 @@ class DraftPace:
         self._draft = 0.0  # of one guess
         self._guess_bits = 0.0
         self._trips = _Line()  # by the bits of a batch
-        self._alone = 0.0  # of a token of the target's own
+        self._own = self._told = 0.0  # of a token of the target's own, as it comes, and as it says
 
     @property
     def acceptance(self) -> float:
@@ -74,9 +74,14 @@ class DraftPace:
             seconds = min(seconds, 2 * self._trips.at(bits) + HICCUP_SECONDS)
         self._trips.add(bits, seconds)
 
+    def says(self, seconds: float) -> None:
+        """The target says that it takes so long for a token, 0 where it does not know. That counts
+        until some have come."""
+        self._told = seconds
+
     def drew(self, seconds: float) -> None:
         """A token of the target's own came so long after the one before it."""
-        self._alone = _blend(self._alone, seconds)
+        self._own = _blend(self._own, seconds)
 
     def heard(self, tested: int, stood: int) -> None:
         """So many guesses were tested."""
@@ -97,6 +102,10 @@ class DraftPace:
             run = math.ceil(2 * self.round_trip / self._alone)
             return Pace(0, min(MOST_ALONE, max(LEAST_ALONE, run)))
         return Pace(length)
+
+    @property
+    def _alone(self) -> float:
+        return self._own or self._told
 
     @property
     def lead(self) -> int:

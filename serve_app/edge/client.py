@@ -228,6 +228,7 @@ class EdgeClient:
             before = self.away
             try:
                 cloud = await asyncio.to_thread(self._link.ask)
+                await self._link.prepare(cloud)
                 self.restarts += self.cloud is not None
                 self.cloud, self.away = cloud, None
             except CloudError as error:

@@ -56,7 +56,10 @@ class EdgeEndpoint:
         """What a device must know before it drafts."""
         self._check_enabled()
         names, template = state.config.model_names, state.tokenizer.chat_template
-        cloud = Cloud(names, await self._vocabulary(), template, state.information())
+        told = state.client.statistics
+        seconds = (told.body_seconds + told.head_seconds + told.decide_seconds) / max(1, told.steps)
+        vocabulary = await self._vocabulary()
+        cloud = Cloud(names, vocabulary, template, state.information(), seconds)
         return json_response(msgspec.to_builtins(cloud))
 
     async def serve(self, device: WebSocket) -> None:

@@ -9,13 +9,14 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
 from websockets.protocol import State
 
 from lexshard.actors.edge.frames import VERSION
@@ -106,6 +107,14 @@ class CloudLink:
                 f"{url} serves: use a draft model that was made for it"
             )
         return cloud
+
+    async def prepare(self, cloud: Cloud) -> None:
+        """Opens a connection for the first text, which is not to wait for it. Of one that cannot be
+        opened the text hears."""
+        self.pace.says(cloud.step_seconds)
+        with suppress(OSError, WebSocketException):
+            async with self.connection():
+                pass
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[ClientConnection]:

@@ -29,12 +29,14 @@ TAKEN_OVER, BROKEN = 4409, 4500
 
 
 class Cloud(msgspec.Struct, frozen=True):
-    """What a server says of itself to devices, as JSON. ``vocabulary`` is its tokens' hash."""
+    """What a server says of itself to devices, as JSON. ``vocabulary`` is its tokens' hash; a step
+    of its engine has taken ``step_seconds`` on the average, 0 before the first."""
 
     models: tuple[str, ...]
     vocabulary: str
     chat_template: str | None
     engine: EngineInformation
+    step_seconds: float = 0.0
     version: int = VERSION
 
 

@@ -119,6 +119,24 @@ def test_the_text_is_the_server_s_own_at_any_pace(
     wait(lambda: is_at_rest(server), 10, "the sessions to be freed")
 
 
+def test_the_first_text_takes_one_round_trip(server: Server) -> None:
+    """Its connection is there, and the device knows that a server which is quick is not to wait:
+    what it sends, a text's beginning and so many tokens to draw, it sends at once."""
+
+    async def run() -> None:
+        [asked] = requests(1)
+        expected = await own_texts(server, [asked])
+        async with (
+            link_to(server, LinkShape(delay=0.15)) as link,
+            device(f"http://127.0.0.1:{link.port}") as client,
+        ):
+            link.reset()
+            assert [await text_of(client, asked)] == expected
+            assert link.up.packets <= 2
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("count", "lost"),
     [(12, 0.2), *(pytest.param(200, lost, marks=pytest.mark.slow) for lost in (0.2, 0.05))],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lexshard.actors.edge.pace import MOST_ALONE, DraftPace, Pace
+from lexshard.actors.edge.pace import FIRST_ALONE, MOST_ALONE, DraftPace, Pace
 
 
 def learned(
@@ -52,6 +52,17 @@ def test_a_target_that_is_quicker_alone_goes_on_alone_unless_that_is_too_dear() 
     assert slow.next().guesses > 4
     assert slow.next().alone == 0
     assert learned(trip=1.0, alone=0.001).next() == Pace(0, MOST_ALONE)
+
+
+def test_a_target_that_says_how_quick_it_is_goes_on_alone_from_the_first_token_on() -> None:
+    """For as long as it draws in two round trips; then what came counts."""
+    pace = DraftPace(longest=16, thrift=0.1)
+    pace.connected(0.1)
+    assert pace.next().alone == FIRST_ALONE
+    pace.says(0.002)
+    assert pace.next() == Pace(0, 100)
+    pace.drew(0.05)
+    assert pace.next().guesses > 0
 
 
 def test_what_is_unlikely_to_be_of_use_is_not_drafted_ahead() -> None:
