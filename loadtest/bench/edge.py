@@ -49,11 +49,10 @@ SPLIT = {
 }
 LATE = Measure("packets later than the link says", "ms", higher_is_better=False)
 NOTES = """\
-time per token: from asking to the last token, the first one's wait included; a device opened its
-connection when it found the server. uplink, downlink: every byte on the link, HTTP and WebSocket
-headers included, over the tokens generated. draft, encode: the device's own; uplink, downlink: what
-packets wait in the link; verify: from the last packet up to the first down. They overlap where the
-device drafts ahead."""
+time per token: from asking to the last token; a device opened its connection when it found the
+server. uplink, downlink: every byte on the link, HTTP and WebSocket headers included, over the
+tokens generated. draft, encode: the device's own; uplink, downlink: what packets wait in the link;
+verify: from the last packet up to the first down. They overlap where the device drafts ahead."""
 
 
 @dataclass(frozen=True, slots=True)
