@@ -58,7 +58,8 @@ class Gpu(TorchDispatchMode):
     """A GPU that computes nothing, for tensors on `GPU`; ``asked`` is what is launched, in order.
 
     A value of a tensor cannot be read. While it is ``watched``, what else would make the host wait
-    raises RuntimeError: a copy that is not asynchronous, or from or to memory that is not pinned.
+    raises RuntimeError: a copy that is not asynchronous, or from or to memory that is not pinned,
+    and a host's tensor among those of an operator, which would be copied first.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Gpu(TorchDispatchMode):
         self.asked: list[str] = []
         self.watched = False
         self._tensors = FakeTensorMode(allow_non_fake_inputs=True)
-        self._pinned: set[int] = set()
+        self._pinned: dict[int, torch.Tensor] = {}  # kept, so that none has its address after it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -83,11 +84,13 @@ class Gpu(TorchDispatchMode):
             self._check(source, device, source, options.get("non_blocking", False))
         if not func.is_view and name not in SILENT:
             self.asked.append(name)
+            if self.watched and name != "_to_copy" and any(map(_is_on_the_host, tree_leaves(args))):
+                raise RuntimeError(f"the host waits for its tensor to be copied for {func}")
         with self._tensors:
             return func(*args, **options)
 
     def pin(self, host: torch.Tensor) -> torch.Tensor:
-        self._pinned.add(host.untyped_storage().data_ptr())
+        self._pinned[host.untyped_storage().data_ptr()] = host
         return host
 
     def copy(
@@ -109,6 +112,11 @@ class Gpu(TorchDispatchMode):
         fake = isinstance(host, FakeTensor)
         if fake or not asynchronous or host.untyped_storage().data_ptr() not in self._pinned:
             raise RuntimeError(f"the host waits for a copy from {source.device} to {device}")
+
+
+def _is_on_the_host(value: object) -> bool:
+    """A number of Python's travels with the launch; a tensor of many does not."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and value.dim() > 0
 
 
 class _Graph:

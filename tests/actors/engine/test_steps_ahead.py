@@ -337,7 +337,8 @@ def test_a_device_draws_the_tokens_that_the_host_decides(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_step_is_two_graphs_and_waits_for_nothing(tmp_path: Path) -> None:
-    """The body's and the head's, without a GPU: one that computes nothing, and cannot be read."""
+    """To be launched, from what the device drew: the body's and the head's. Without a GPU, on one
+    that computes nothing, and cannot be read."""
     pytest.importorskip("triton")
     save_tiny("qwen3", tmp_path)
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.step_launches", str(tmp_path)]
@@ -367,6 +368,7 @@ with on(gpu):
         "from memory that is not pinned": lambda: there.copy_(here, non_blocking=True),
         "to memory that is not pinned": lambda: here.copy_(there, non_blocking=True),
         "moved": lambda: here.to(GPU, non_blocking=True),
+        "index": lambda: there[[0, 2]],
         "event": lambda: torch.cuda.Event().synchronize(),
     }
     gpu.watched = True
