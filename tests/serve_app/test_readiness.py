@@ -1,4 +1,4 @@
-"""A server is ready when all of its API processes are, and its failure is told whoever knows it."""
+"""A server is ready when all of its API processes are; each of them tells of its failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote, each in an environment of its own with what is newest: they raise
+"""Clients of other projects, each in an environment of its own with what is newest: they raise
 what they raise with OpenAI's own server, and a real server of the demo chats with them, streams, is
 held to their schemas and has their tools called."""
 

@@ -184,7 +184,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
     ],
     ids=["no JSON", "no model", "large"],
 )
-def test_bad_requests_get_a_clear_error_and_harm_nobody(
+def test_bad_requests_get_a_clear_error_and_harm_no_other(
     server: Server, body: bytes, status: int
 ) -> None:
     headers = {"content-type": "application/json"}

@@ -92,7 +92,7 @@ def test_start_and_banner_fit_one_screen() -> None:
 
 def test_only_what_was_set_is_said_before_a_start_and_where(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    # The host is the default one: nobody need read that.
+    # The host is the default one, which goes without saying.
     path.write_text("model: a\nshards: 2\nhost: 127.0.0.1\nthreads: 1\n")
     environment = {"LEXSHARD_THREADS": "2", "LEXSHARD_TIERS": "int8"}
     sources = config_sources(str(path), environment, {"port": 9000, "served_model_name": ["b"]})
