@@ -6,20 +6,21 @@ zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
 from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
 
-VERSION = 4  # of frames, and of all that crosses a session: told when it begins
-# How frames begin, and no message beside them: zlib's begin with 01, arrays of msgpack with 1.
+VERSION = 5  # of frames, and of all that crosses a session: told when it begins
+# How batches begin, and no message beside them: zlib's begin with 01. Verdicts begin with one 0,
+# which no array of msgpack does.
 MARK, MARK_BITS = 0, 2
-# A verdict is four bytes for tokens of 17 bits.
 NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, MOST_GUESSES.bit_length()
-HEADER_BITS = POSITION_BITS, COUNT_BITS, COUNT_BITS
+HEADER_BITS = MARK_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS, COUNT_BITS
 NUMBERS = 1 << NUMBER_BITS
+PLACE_BITS = 4  # of a batch among those that have no answer
 MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary takes a quarter of a minute
 
 
@@ -42,12 +43,13 @@ class GuessBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """``token_id`` stands ``place`` tokens behind the position of batch ``number``; what was not
-    told of the tokens before it are that batch's guesses."""
+    """Of the guesses of a batch that are not told yet ``stood`` stand, and ``token_ids``, one at
+    least, follow. ``batch`` counts those without an answer from 1 on; 0 is the one answered last.
+    """
 
-    number: int
-    place: int
-    token_id: int
+    batch: int
+    stood: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class FrameCodec:
 
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
-        header = batch.position, len(batch.token_ids), batch.alone
+        number = batch.number % NUMBERS
+        header = MARK, number, batch.position, len(batch.token_ids), batch.alone
         fields = [*zip(header, HEADER_BITS, strict=True)]
         for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
             if (lattice is None) != (self.mode == "same-token"):
@@ -101,12 +104,14 @@ class FrameCodec:
             width = lattice_bits(self.vocabulary_size, size, self.resolution)
             fields.append((encode(lattice, self.vocabulary_size), width))
             fields.append((lattice.likely.tolist().index(token_id), _place_bits(lattice)))
-        return _packed(batch.number, fields)
+        return _packed(fields)
 
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        position, count, alone = map(bits.read, HEADER_BITS)
+        mark, number, position, count, alone = map(bits.read, HEADER_BITS)
+        if mark != MARK:
+            raise FrameError("this is no batch")
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
@@ -117,18 +122,28 @@ class FrameCodec:
             likely = lattices[-1].likely
             token_ids.append(int(likely[bits.read(_place_bits(lattices[-1]), len(likely))]))
         bits.end()
-        return GuessBatch(bits.number, position, tuple(token_ids), tuple(lattices), alone)
+        return GuessBatch(number, position, tuple(token_ids), tuple(lattices), alone)
 
-    def encode_verdict(self, verdict: BatchVerdict) -> bytes:
-        fields = (verdict.place, COUNT_BITS), (verdict.token_id, self.token_bits)
-        return _packed(verdict.number, fields)
+    def encode_verdict(self, verdict: BatchVerdict, untold: Sequence[int]) -> bytes:
+        """``untold`` are the guesses that are not told yet, of each batch as verdicts count."""
+        place = ((1, 1),) if verdict.batch == 1 else ((0, 1), (verdict.batch, PLACE_BITS))
+        stood = verdict.stood, untold[verdict.batch].bit_length()
+        tokens = ((token_id, self.token_bits) for token_id in verdict.token_ids)
+        return _packed(((0, 1), *place, stood, *tokens))
 
-    def decode_verdict(self, content: bytes) -> BatchVerdict:
+    def decode_verdict(self, content: bytes, untold: Sequence[int]) -> BatchVerdict:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        place, token_id = bits.read(COUNT_BITS), bits.read(self.token_bits, self.vocabulary_size)
+        bits.read(1, 1)
+        batch = bits.read(1) or bits.read(PLACE_BITS)
+        if batch >= len(untold):
+            raise FrameError(f"a verdict on batch {batch} of {len(untold) - 1}")
+        stood = bits.read(untold[batch].bit_length(), untold[batch] + 1)
+        token_ids = [bits.read(self.token_bits, self.vocabulary_size)]
+        while bits.left >= max(8, self.token_bits):
+            token_ids.append(bits.read(self.token_bits, self.vocabulary_size))
         bits.end()
-        return BatchVerdict(bits.number, place, token_id)
+        return BatchVerdict(batch, stood, tuple(token_ids))
 
     def _lattice(self, bits: _Reader) -> Lattice:
         size = self.fixed_size
@@ -143,10 +158,10 @@ class FrameCodec:
             raise FrameError(str(error)) from None
 
 
-def _packed(number: int, fields: Iterable[tuple[int, int]]) -> bytes:
-    """A frame about batch ``number``."""
+def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
+    """A frame of values and their widths in bits."""
     content = total = 0
-    for value, width in ((MARK, MARK_BITS), (number % NUMBERS, NUMBER_BITS), *fields):
+    for value, width in fields:
         if not 0 <= value < 1 << width:
             raise ValueError(f"{value} does not fit {width} bits")
         content, total = content << width | value, total + width
@@ -155,15 +170,12 @@ def _packed(number: int, fields: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Reader:
-    """A frame while it is read; ``number`` is its batch's. A field takes the time of the bits up to
-    its end, however long the frame is."""
+    """A frame while it is read. A field takes the time of the bits up to its end, however long the
+    frame is."""
 
     def __init__(self, content: bytes) -> None:
         self._content = int.from_bytes(content, "big")
         self.left = 8 * len(content)
-        if self.read(MARK_BITS) != MARK:
-            raise FrameError("this is no frame")
-        self.number = self.read(NUMBER_BITS)
 
     def read(self, width: int, below: int | None = None) -> int:
         if width > self.left:

@@ -3,11 +3,11 @@ are not answered yet."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameCodec, FrameError, GuessBatch
-from lexshard.actors.edge.settings import MOST_GUESSES
 from lexshard.actors.messages import (
     DraftDistribution,
     Drafting,
@@ -29,13 +29,23 @@ class TextLedger:
         self.said = list(said)
         self.last = 0
         self.unanswered: dict[int, GuessBatch] = {}
-        self.answered: GuessBatch | None = None  # last
+        self.answered = GuessBatch(0, len(self.said), ())  # last; before the first, none
 
     def note(self, batch: GuessBatch) -> GuessBatch:
         """The batch, which is on its way from now on, with its number."""
         self.last += 1
         self.unanswered[self.last] = replace(batch, number=self.last)
         return self.unanswered[self.last]
+
+    @property
+    def known(self) -> list[GuessBatch]:
+        """Those that a verdict can be on, as it counts them."""
+        return [self.answered, *self.unanswered.values()]
+
+    def untold(self, batch: GuessBatch) -> tuple[int, ...]:
+        """Its guesses at what is not said yet."""
+        before = len(self.said) - batch.position
+        return batch.token_ids[before:] if before >= 0 else ()
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         """The text goes on with ``token_ids``, in answer to batch ``answered``."""
@@ -74,22 +84,14 @@ class GuessChain(TextLedger):
         more."""
         return guesses_go_on(batch.position, batch.token_ids, self.history)
 
-    def event_of(self, verdict: BatchVerdict, request: Request) -> SequenceEvent:
-        """What it tells of ``request``. Raises `FrameError` for one that does not fit."""
-        known = *((self.answered,) if self.answered else ()), *self.unanswered.values()
-        batch = next((each for each in known if each.number % NUMBERS == verdict.number), None)
-        if batch is None:
-            raise FrameError(f"a verdict on batch {verdict.number}, which is not on its way")
-        before = len(self.said) - batch.position
-        guesses = batch.token_ids[: verdict.place]
-        if verdict.place == before:
-            guesses = ()
-        elif not 0 <= before < len(guesses) == verdict.place or (
-            guesses[:before] != tuple(self.said[batch.position :])
-        ):
-            raise FrameError("a verdict contradicts what was said before")
-        token_ids = (*guesses[before:], verdict.token_id)
-        return SequenceEvent(request.request_id, request.choice, token_ids, answers=batch.number)
+    def event_of(self, content: bytes, codec: FrameCodec, request: Request) -> SequenceEvent:
+        """What a verdict tells of ``request``. Raises `FrameError` for one that does not fit."""
+        known = self.known
+        guesses = [*map(self.untold, known)]
+        verdict = codec.decode_verdict(content, [*map(len, guesses)])
+        token_ids = (*guesses[verdict.batch][: verdict.stood], *verdict.token_ids)
+        number = known[verdict.batch].number
+        return SequenceEvent(request.request_id, request.choice, token_ids, answers=number)
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         super().told(token_ids, answered)
@@ -137,13 +139,37 @@ class VerifiedText(TextLedger):
 
     def happened(self, event: SequenceEvent) -> bytes | None:
         """The verdict that tells of ``event``; None where that tells more than a verdict can."""
+        # Of less than eight bits a token could not be told from what fills up the last byte.
+        plain = is_plain(event) and self.codec.token_bits >= 8
+        verdict = self._verdict(event) if plain else None
         self.told(event.token_ids, event.answers)
-        batch, more = self.answered, (event.logprobs, event.certificates, event.origins)
-        last_or_first = event.finish_reason is not None or event.timing is not None
-        if batch is None or not event.token_ids or any(more) or last_or_first:
+        return verdict
+
+    def _verdict(self, event: SequenceEvent) -> bytes | None:
+        known, token_ids = self.known, event.token_ids
+        numbers = [each.number for each in known]
+        if event.answers is not None and event.answers not in numbers:
             return None
-        place = len(self.said) - 1 - batch.position
-        if place > MOST_GUESSES:
-            return None
-        verdict = BatchVerdict(batch.number % NUMBERS, place, event.token_ids[-1])
-        return self.codec.encode_verdict(verdict)
+        batch = 0 if event.answers is None else numbers.index(event.answers)
+        guesses = [*map(self.untold, known)]
+        pairs = zip(guesses[batch], token_ids[:-1], strict=False)
+        stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        verdict = BatchVerdict(batch, stood, token_ids[stood:])
+        return self.codec.encode_verdict(verdict, [*map(len, guesses)])
+
+
+def is_plain(event: SequenceEvent) -> bool:
+    """Whether it tells of tokens and no more."""
+    more = event.logprobs, event.certificates, event.origins, event.timing, event.finish_reason
+    return bool(event.token_ids) and not any(more)
+
+
+def in_few(events: Iterable[SequenceEvent]) -> list[SequenceEvent]:
+    """The same of one sequence, tokens that the target drew alone one behind the other told at
+    once."""
+    told: list[SequenceEvent] = []
+    for event in events:
+        if told and all(is_plain(each) and each.answers is None for each in (told[-1], event)):
+            event = replace(event, token_ids=told.pop().token_ids + event.token_ids)
+        told.append(event)
+    return told

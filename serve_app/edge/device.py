@@ -211,9 +211,8 @@ class EdgeText:
     def _hear(self, content: bytes) -> None:
         """Raises `FrameError` for what cannot be."""
         self.link.count(edge_downlink_bits=8 * len(content))
-        if wire.is_frame(content):
-            verdict = self.drafter.codec.decode_verdict(content)
-            self._take(self.chain.event_of(verdict, self.request))
+        if wire.is_verdict(content):
+            self._take(self.chain.event_of(content, self.drafter.codec, self.request))
             return
         match wire.decode_reply(content):
             case Told() as told:
@@ -259,13 +258,13 @@ class EdgeText:
             edge_rejections=tested - stood,
         )
         now = time.monotonic()
-        if answers and self.chain.answered is not None:
+        if answers:
             self.runs_to = self.length + self.chain.answered.alone
             if self.timed is not None:
                 pace.travelled(self.timed[0], now - self.timed[1])
-        elif len(new) == 1 and self.heard_at and not self.comes_back:
+        elif new and self.heard_at and not self.comes_back:
             # What was missed comes at once, which says nothing of how it was drawn.
-            pace.drew(now - self.heard_at)
+            pace.drew((now - self.heard_at) / len(new))
         self.timed, self.heard_at = None, now
 
     def _settle(self) -> None:

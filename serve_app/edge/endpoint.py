@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from lexshard.actors.edge.frames import VERSION, FrameCodec, FrameError
-from lexshard.actors.edge.ledger import VerifiedText
+from lexshard.actors.edge.ledger import VerifiedText, in_few
 from lexshard.actors.messages import SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.authentication import ApiKeys
@@ -78,7 +78,7 @@ class EdgeEndpoint:
                     if session is None or session.events:
                         raise
                     continue  # it waits for its turn in the engine
-                if session is not None and wire.is_frame(content):
+                if session is not None and wire.is_batch(content):
                     await session.arrived(content, device)
                     continue
                 if session is not None:  # the next text over the same connection
@@ -269,7 +269,7 @@ class EdgeSession:
         """Tells the device of every event, until the text has ended."""
         try:
             while not self.ended:
-                for event in await self.stream.arrived():
+                for event in in_few(await self.stream.arrived()):
                     async with self.saying:
                         content, device = self._note(event), self.device
                         if device is not None:

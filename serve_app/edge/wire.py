@@ -123,8 +123,12 @@ def decode_beginning(content: bytes, most_bytes: int) -> Beginning:
         raise FrameError(f"no session begins like this: {error}") from None
 
 
-def is_frame(content: bytes) -> bool:
+def is_batch(content: bytes) -> bool:
     return bool(content) and content[0] >> (8 - MARK_BITS) == MARK
+
+
+def is_verdict(content: bytes) -> bool:
+    return bool(content) and content[0] < 128
 
 
 def decode_reply(content: bytes) -> Reply:

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketT
 from starlette.websockets import WebSocketDisconnect
 
 from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
-from lexshard.actors.edge.ledger import VerifiedText
+from lexshard.actors.edge.ledger import GuessChain, VerifiedText
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
@@ -73,14 +73,20 @@ def begun(
         yield device, session
 
 
+REQUEST = Request("", 0, PROMPT, SamplingParameters())
+
+
 def event_of(reply: wire.Reply) -> SequenceEvent:
     assert isinstance(reply, Told), reply
-    return reply.event_of(Request("", 0, PROMPT, SamplingParameters()))
+    return reply.event_of(REQUEST)
 
 
 def told_by(device: WebSocketTestSession) -> SequenceEvent:
-    """The next event, of which a verdict would not tell enough."""
-    return event_of(wire.decode_reply(device.receive_bytes()))
+    """The next event, before any batch."""
+    content = device.receive_bytes()
+    if wire.is_verdict(content):
+        return GuessChain(PROMPT).event_of(content, CODEC, REQUEST)
+    return event_of(wire.decode_reply(content))
 
 
 def come_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -59,18 +60,44 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
     assert 0 <= 8 * len(content) - (47 + codec.batch_bits(batch)) < 8
 
 
-@given(st.integers(0, NUMBERS - 1), st.integers(0, 255), st.integers(0, SIZE - 1))
-def test_so_is_a_verdict(number: int, stood: int, token_id: int) -> None:
+@given(
+    st.lists(st.integers(0, 255), min_size=1, max_size=13),
+    st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=20),
+    st.data(),
+)
+def test_so_is_a_verdict(untold: list[int], token_ids: list[int], data: st.DataObject) -> None:
+    """On any batch, and with what the target drew alone behind it."""
     codec = FrameCodec("csqs", SIZE)
-    verdict = BatchVerdict(number, stood, token_id)
-    assert codec.decode_verdict(codec.encode_verdict(verdict)) == verdict
+    batch = data.draw(st.integers(0, len(untold) - 1))
+    stood = data.draw(st.integers(0, untold[batch]))
+    verdict = BatchVerdict(batch, stood, tuple(token_ids))
+    content = codec.encode_verdict(verdict, untold)
+    assert codec.decode_verdict(content, untold) == verdict
+    assert content[0] < 128  # as no array of msgpack begins
+    for wrong in (content[:-1], content + b"\1", bytes([content[0] | 128]) + content[1:]):
+        with contextlib.suppress(FrameError):
+            assert codec.encode_verdict(codec.decode_verdict(wrong, untold), untold) == wrong
 
 
-def test_a_guess_of_the_same_noise_takes_17_bits_of_128256_tokens() -> None:
+def test_a_token_of_128256_takes_17_bits_up_and_no_more_than_12_down() -> None:
+    """Where one guess of a batch stands on the average, or more; where the target draws alone, its
+    own bits and one more, or 24 of a single one."""
     codec = FrameCodec("same-token", 128_256)
     assert codec.guess_bits(None) == 17
-    # A verdict on two guesses that stand, and the token behind them: no 12 bits for each.
-    assert 8 * len(codec.encode_verdict(BatchVerdict(31, 255, 128_255))) == 32 < 3 * 12
+    for guesses in range(32):
+        verdict = BatchVerdict(1, guesses, (128_255,))
+        assert 8 * len(codec.encode_verdict(verdict, (9, guesses))) == 24
+    for tokens, bits in ((1, 24), (2, 40), (16, 280)):
+        verdict = BatchVerdict(0, 0, (128_255,) * tokens)
+        assert 8 * len(codec.encode_verdict(verdict, (0,))) == bits
+
+
+def test_a_verdict_on_what_is_not_on_its_way_is_refused() -> None:
+    codec = FrameCodec("same-token", SIZE)
+    for batch, stood, why in ((2, 0, "batch 2 of 1"), (1, 7, "7 in the place of one of 5")):
+        content = codec.encode_verdict(BatchVerdict(batch, stood, (5,)), (0, 7, 3))
+        with pytest.raises(FrameError, match=why):
+            codec.decode_verdict(content, (0, 4))
 
 
 @settings(deadline=None)
