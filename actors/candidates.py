@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,11 +54,13 @@ class Candidates:
             certificates=tuple(each.certificates[row] for each, row in parts),
         )
 
-    def logit_of(self, row: int, token_id: int) -> float:
-        """The raw canonical logit of one of the tokens of a row."""
-        first, last = self.offsets.item(row), self.offsets.item(row + 1)
-        place: int = first + self.ids[first:last].searchsorted(token_id).item()
-        return self.raw.item(place)
+    def logits_of(self, first: int, token_ids: Sequence[int]) -> list[float]:
+        """The raw canonical logits of a token of each row from ``first`` on."""
+        ids, raw, offsets = self.ids.data, self.raw.data, self.offsets.data  # faster, one by one
+        return [
+            raw[bisect_left(ids, token_id, offsets[row], offsets[row + 1])]
+            for row, token_id in enumerate(token_ids, first)
+        ]
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:

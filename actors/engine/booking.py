@@ -283,7 +283,7 @@ def _logits(
 ) -> tuple[float, ...]:
     """Of the tokens that the rows from ``first`` on drew. Whether one that a grammar allows alone
     takes a row depends on guesses: its logit is told in no case."""
-    logits = map(candidates.logit_of, range(first, first + len(token_ids)), token_ids)
+    logits = candidates.logits_of(first, token_ids)
     if sequence.matcher is None:
         return tuple(logits)
     masks = sequence.masks[: len(token_ids)]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from typing import Any, Literal
@@ -33,6 +33,7 @@ _NOT_OPTIONS = frozenset(
 # What a digest says of a token beside its logit: a grammar left no other, so that nothing was
 # computed for it; or it was drawn, and a certificate says that the whole vocabulary was considered.
 _FORCED, _CERTIFIED = 0, 1
+_TOKEN = struct.Struct("<qqfB")  # place, id, logit, claim
 
 
 class ReceiptError(ValueError):
@@ -114,7 +115,9 @@ class Receipt:
 
     def unsigned(self) -> dict[str, Any]:
         """As JSON has it, without its signature."""
-        told = asdict(self)
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        told["made_by"] = asdict(self.made_by)
+        told["stop"] = None if self.stop is None else asdict(self.stop)
         told["options"] = options_of(self.parameters())
         told["seed"] = str(self.seed)  # not every client's numbers have 64 bits
         told["digests"] = base64.b64encode(b"".join(self.digests)).decode()
@@ -149,7 +152,6 @@ class DigestChain:
             "prompt_ids": list(prompt_ids),
         }
         self._key = hashlib.blake2b(canonical(head), digest_size=32).digest()
-        self._count = 0
         self.digests: list[bytes] = []
 
     @property
@@ -157,23 +159,24 @@ class DigestChain:
         """A name for all that stands before the output."""
         return self._key[:DIGEST_BYTES].hex()
 
-    def add(self, token_id: int, logit: float) -> bytes:
-        """The digest of one more token, whose canonical logit is ``logit``, NaN where it was
-        forced."""
-        forced = math.isnan(logit)
-        claim = _FORCED if forced else _CERTIFIED
-        bits = struct.pack("<qqfB", self._count, token_id, 0.0 if forced else logit, claim)
-        return self._add(bits)
+    def add(self, token_ids: Sequence[int], logits: Sequence[float]) -> None:
+        """Those of more tokens, whose canonical logits are ``logits``, NaN where one was forced."""
+        contents, tokens = [], zip(token_ids, logits, strict=True)
+        for place, (token_id, logit) in enumerate(tokens, len(self.digests)):
+            claim = (0.0, _FORCED) if math.isnan(logit) else (logit, _CERTIFIED)
+            contents.append(_TOKEN.pack(place, token_id, *claim))
+        self._add(contents)
 
     def end(self, finish_reason: FinishReason, stop_reason: int | str | None) -> bytes:
         """The digest of the end."""
-        return self._add(canonical([self._count, finish_reason, stop_reason]))
+        self._add([canonical([len(self.digests), finish_reason, stop_reason])])
+        return self.digests[-1]
 
-    def _add(self, content: bytes) -> bytes:
-        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=self._key).digest()
-        self.digests.append(digest)
-        self._count += 1
-        return digest
+    def _add(self, contents: Iterable[bytes]) -> None:
+        key, blake2b = self._key, hashlib.blake2b
+        self.digests += [
+            blake2b(each, digest_size=DIGEST_BYTES, key=key).digest() for each in contents
+        ]
 
 
 def options_of(parameters: SamplingParameters) -> dict[str, Any]:

@@ -111,14 +111,12 @@ class Replay:
             self._settle("not its own", event.error or "the engine gave up")
             return None
         output, digests = self.receipt.output_ids, self.receipt.digests
-        drawn = len(event.token_ids)
-        for number, (token_id, logit) in enumerate(
-            zip(event.token_ids, event.logits, strict=True), 1
-        ):
+        drawn, left = len(event.token_ids), len(output) - self.equal
+        # The engine knows nothing of stop strings, and goes on.
+        self._chain.add(event.token_ids[:left], event.logits[:left])
+        for number, token_id in enumerate(event.token_ids[:left], 1):
             place = self.equal
-            if place == len(output):  # the engine knows nothing of stop strings, and goes on
-                break
-            digest = self._chain.add(token_id, logit)
+            digest = self._chain.digests[place]
             if token_id != output[place]:
                 self._differs(place, token_id, digest == digests[place])
                 return None

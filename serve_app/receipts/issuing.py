@@ -102,16 +102,17 @@ class OpenReceipt:
             made_by, parameters.seed, request.choice, self._options, stop, request.prompt_ids
         )
         self._output: list[int] = []
+        self._logits: list[float] = []
 
     def add(self, token_ids: tuple[int, ...], logits: tuple[float, ...]) -> None:
         """Tokens of the reply, in order, with their canonical logits."""
         self._output += token_ids
-        for token_id, logit in zip(token_ids, logits, strict=True):
-            self._chain.add(token_id, logit)
+        self._logits += logits
 
     def ended(self, finish_reason: FinishReason, stop_reason: int | str | None) -> dict[str, Any]:
         """The whole of it, as clients get it."""
         chain = self._chain
+        chain.add(self._output, self._logits)
         chain.end(finish_reason, stop_reason)
         receipt = Receipt(
             version=VERSION,

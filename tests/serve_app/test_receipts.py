@@ -180,8 +180,7 @@ def test_where_a_stop_string_ended_a_reply_is_proven(server: Server) -> None:
         cut = read_receipt(whole)
         tokens = len(cut.output_ids) - 2
         chain = cut.chain()
-        for _ in range(tokens):
-            chain.add(0, 0.0)
+        chain.add([0] * tokens, [0.0] * tokens)
         end = chain.end("stop", stop_reason)
         digests = (*cut.digests[:tokens], end)
         ended = {"output_ids": cut.output_ids[:tokens], "stop_reason": stop_reason}

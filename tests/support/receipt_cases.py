@@ -113,8 +113,7 @@ def _receipt(
             if text.push(token_id):
                 ids, ended = ids[:place], ("stop", text.stop_string)
                 break
-    for token_id, logit in zip(ids, logits, strict=False):
-        chain.add(token_id, logit)
+    chain.add(ids, logits[: len(ids)])
     chain.end(*ended)
     return Receipt(
         VERSION,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +48,7 @@ MOST_SECONDS = 0.016
 CALL_SECONDS = 0.0025
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RunSteps:
     """What the steps of a run came to, of N sequences. Its rows stand in the order of the
     sequences, those of one sequence in order of position. Sequences whose grammar has failed are
@@ -83,11 +85,18 @@ class RunSteps:
         by_step = (each.certificates[row : row + count] for each, row in self.candidates)
         return tuple(each for own in zip(*by_step, strict=True) for each in own)
 
-    def logit_of(self, row: int, token_id: int) -> float:
-        """See `Candidates.logit_of`."""
-        sequence, step = divmod(row, self.steps)
-        candidates, first = self.candidates[step]
-        return candidates.logit_of(first + sequence, token_id)
+    @cached_property
+    def _logits(self) -> list[float]:
+        """Those of all tokens, one step's behind the other's; of one call they are all together."""
+        found: list[float] = []
+        pairs = zip(self.candidates, self.decisions, strict=True)
+        for candidates, steps in groupby(pairs, key=lambda pair: pair[0][0]):
+            found += candidates.logits_of(0, [each.token_id for _, own in steps for each in own])
+        return found
+
+    def logits_of(self, first: int, token_ids: Sequence[int]) -> list[float]:
+        """See `Candidates.logits_of`; the rows are those of one sequence, from its ``first`` on."""
+        return self._logits[first // self.steps :: len(self.decisions[0])][: len(token_ids)]
 
 
 class Runs:

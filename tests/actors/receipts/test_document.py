@@ -47,8 +47,7 @@ def receipt(
     asked = parameters or SamplingParameters(logit_bias=((3, 1.0),), bad_words=((1, 2),))
     options, prompt, output = options_of(asked), (5, 6), (7, 8, 9)
     chain = DigestChain(MADE_BY, seed, 0, options, stop, prompt)
-    for token_id, logit in zip(output, (1.5, math.nan, -2.0), strict=True):
-        chain.add(token_id, logit)
+    chain.add(output, (1.5, math.nan, -2.0))
     chain.end("length", None)
     digests = tuple(chain.digests)
     return Receipt(

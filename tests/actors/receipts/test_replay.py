@@ -135,8 +135,7 @@ def test_whatever_is_altered_is_found(engine: Engine, receipts: list[Receipt]) -
 def cut(receipt: Receipt, tokens: int, stop_reason: str) -> Receipt:
     """What any holder of the receipt can write: digests of ends take no logit."""
     chain = receipt.chain()
-    for _ in range(tokens):
-        chain.add(0, 0.0)
+    chain.add([0] * tokens, [0.0] * tokens)
     chain.end("stop", stop_reason)
     return replace(
         receipt,
@@ -203,8 +202,7 @@ def test_who_writes_new_digests_for_another_text_is_found(
     receipt = next(each for each in receipts if len(each.output_ids) > 5)
     chain = receipt.chain()
     forged = (*receipt.output_ids[:3], 77, *receipt.output_ids[4:])
-    for token_id in forged:
-        chain.add(token_id, 1.0)
+    chain.add(forged, [1.0] * len(forged))
     chain.end(receipt.finish_reason, receipt.stop_reason)
     (verdict,) = verdicts_of(
         engine, [replace(receipt, output_ids=forged, digests=tuple(chain.digests))]
@@ -277,8 +275,7 @@ def test_torchs_sums_on_another_processor_are_no_sign_of_a_forgery(
     here = replace(here, arithmetic=replace(here.arithmetic, body=body, processor="this"))
     made = replace(here, arithmetic=replace(here.arithmetic, processor=processor))
     chain = (receipt := replace(receipts[2], made_by=made)).chain()
-    for token_id in receipt.output_ids:
-        chain.add(token_id, 1.0)  # other bits
+    chain.add(receipt.output_ids, [1.0] * len(receipt.output_ids))  # other bits
     chain.end(receipt.finish_reason, receipt.stop_reason)
     told = replace(receipt, header=chain.header, digests=tuple(chain.digests))
     ((_, verdict),) = replayed(engine, [told], here, spelling())
