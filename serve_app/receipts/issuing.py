@@ -24,6 +24,8 @@ from lexshard.actors.receipts.stop_rule import StopRule
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 
+AT_ONCE = 256  # digests: one by one cost more, and a millisecond is all that other streams wait
+
 
 class ReceiptIssuer:
     """Writes the receipts of one server. Which files its model has is looked at once."""
@@ -108,11 +110,13 @@ class OpenReceipt:
         """Tokens of the reply, in order, with their canonical logits."""
         self._output += token_ids
         self._logits += logits
+        if len(self._logits) >= AT_ONCE:
+            self._digest()
 
     def ended(self, finish_reason: FinishReason, stop_reason: int | str | None) -> dict[str, Any]:
         """The whole of it, as clients get it."""
         chain = self._chain
-        chain.add(self._output, self._logits)
+        self._digest()
         chain.end(finish_reason, stop_reason)
         receipt = Receipt(
             version=VERSION,
@@ -129,3 +133,8 @@ class OpenReceipt:
             digests=tuple(chain.digests),
         )
         return (receipt if self._signer is None else self._signer.signed(receipt)).as_json()
+
+    def _digest(self) -> None:
+        told = len(self._chain.digests)
+        self._chain.add(self._output[told:], self._logits)
+        self._logits = []
