@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from lexshard.actors.statistic import counter, gauge, histogram
@@ -124,6 +125,12 @@ def guesses_go_on(position: int, guesses: Sequence[int], token_ids: Sequence[int
         return position <= len(token_ids)
     said = tuple(token_ids[position:])
     return position <= len(token_ids) and tuple(guesses[: len(said)]) == said
+
+
+def guesses_that_stand(guesses: Sequence[int], token_ids: Sequence[int]) -> int:
+    """How many of ``guesses``, up to the first that is wrong, are what ``token_ids`` say."""
+    pairs = zip(guesses, token_ids, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,9 @@ for _name, _text in OF_BENCHES.items():
     _module = _name.replace("-", "_")
     _options = None if _name in WITH_THEIR_OPTIONS else f"{BENCHES}.options.{_module}"
     COMMANDS["bench", _name] = Command(_text, f"{BENCHES}.{_module}", _options)
+COMMANDS["edge",] = Command(
+    OF_SERVERS["edge"], "lexshard.serve_app.edge.server", "lexshard.serve_app.commands.edge"
+)
 COMMANDS["chat",] = Command("talk to a model that a server has", "lexshard.serve_app.terminal.chat")
 COMMANDS["complete",] = Command(
     "let a model that a server has go on with a text", "lexshard.serve_app.terminal.complete"

@@ -19,8 +19,7 @@ from lexshard.kernels.lattice import draw, quantise, sparsify
 
 
 class EdgeDrafter:
-    """Batches of guesses at what is said to ``request``, the ``sequence`` of the ``model``, drawn
-    as the request says."""
+    """Guesses at what is said to ``request``, drawn as it says; the ``model``'s ``sequence``."""
 
     def __init__(
         self,
@@ -41,13 +40,27 @@ class EdgeDrafter:
         self._heard = 0  # length of the text that the threshold has heard of
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
-        """At most ``most`` guesses at what follows ``history``, but one at least where the model
-        has room for it, in a batch without a number."""
+        """A batch without a number: 1 to ``most`` guesses, or none where the model has no room."""
+        position, left = len(history), self._settings.budget_bits
         most = min(most, self._settings.longest)
         if self.codec.mode == "same-token":
-            most = min(most, max(1, self._settings.budget_bits // self.codec.token_bits))
-            return GuessBatch(0, len(history), self.tokens(history, most))
-        return self._distributions(history, most)
+            most = min(most, max(1, left // self.codec.token_bits))
+            return GuessBatch(0, position, self.tokens(history, most))
+        tokens, lattices = list(history), list[Lattice]()
+        # One guess after the other: each is drawn from what the other side will be told.
+        while len(lattices) < most:
+            drafted = self._propose(tokens, 1, propose=True)
+            if not drafted.proposals:  # it has no room for the text
+                break
+            lattice, dropped = self._quantised(drafted.proposals[0])
+            left -= self.codec.guess_bits(lattice)
+            if left < 0 and lattices:
+                break
+            if self.codec.mode == "csqs":
+                self.threshold.drafted(dropped)
+            lattices.append(lattice)
+            tokens.append(draw(lattice.likely, lattice.logits, self._state.key, len(tokens)))
+        return GuessBatch(0, position, tuple(tokens[position:]), tuple(lattices))
 
     def tokens(self, history: list[int], most: int) -> tuple[int, ...]:
         """Guesses alone; none where the model has no room for the text."""
@@ -61,25 +74,6 @@ class EdgeDrafter:
             if drafted.token_ids:
                 break
         return drafted
-
-    def _distributions(self, history: list[int], most: int) -> GuessBatch:
-        """One guess after the other: each is drawn from what the other side will be told."""
-        position, history = len(history), list(history)
-        lattices: list[Lattice] = []
-        left = self._settings.budget_bits
-        while len(lattices) < most:
-            drafted = self._propose(history, 1, propose=True)
-            if not drafted.proposals:  # it has no room for the text
-                break
-            lattice, dropped = self._quantised(drafted.proposals[0])
-            left -= self.codec.guess_bits(lattice)
-            if left < 0 and lattices:
-                break
-            if self.codec.mode == "csqs":
-                self.threshold.drafted(dropped)
-            lattices.append(lattice)
-            history.append(draw(lattice.likely, lattice.logits, self._state.key, len(history)))
-        return GuessBatch(0, position, tuple(history[position:]), tuple(lattices))
 
     def _quantised(self, proposal: Proposal) -> tuple[Lattice, float]:
         """What the other side is told of a guess's distribution, and the mass that this drops."""
@@ -104,8 +98,7 @@ class EdgeDrafter:
         return Lattice(ids, counts[ids]), kept.dropped
 
     def heard(self, length: int, *, goes_on: bool) -> None:
-        """Prompt and output have come to ``length`` tokens; what was guessed behind them
-        ``goes_on``, or was wrong."""
+        """The text has ``length`` tokens now; what was guessed to follow ``goes_on``, or fell."""
         self.threshold.heard(length - self._heard, goes_on=goes_on)
         self._heard = length
         if not goes_on:

@@ -1,8 +1,5 @@
-"""What crosses the thin link, bit by bit: batches of guesses one way, verdicts the other.
-
-docs/edge.md has the fields. Bits stand most significant first, the last byte is filled up with
-zeros.
-"""
+"""What crosses the thin link, bit by bit (docs/edge.md): guesses one way, verdicts the other. The
+most significant bit stands first, zeros fill up the last byte."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from itertools import zip_longest
 
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
 from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
+from lexshard.actors.messages import guesses_go_on
 
 VERSION = 5  # of frames, and of all that crosses a session: told when it begins
 # How batches begin, and no message beside them: zlib's begin with 01. Verdicts begin with one 0,
@@ -40,12 +38,15 @@ class GuessBatch:
     lattices: tuple[Lattice, ...] = ()
     alone: int = 0
 
+    def goes_on_from(self, token_ids: Sequence[int]) -> bool:
+        """Whether it is one behind ``token_ids``, a prompt and its output."""
+        return guesses_go_on(self.position, self.token_ids, token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """Of the guesses of a batch that are not told yet ``stood`` stand, and ``token_ids``, one at
-    least, follow. ``batch`` counts those without an answer from 1 on; 0 is the one answered last.
-    """
+    """Of the guesses of a batch that are not told yet ``stood`` stand; ``token_ids``, one at least,
+    follow. ``batch`` counts those without an answer from 1 on; 0 is the one answered last."""
 
     batch: int
     stood: int
@@ -54,11 +55,8 @@ class BatchVerdict:
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec:
-    """How both ends of a session read bits.
-
-    ``resolution`` is what counts sum to; ``size`` how many tokens a distribution has in mode
-    ``ksqs``. In ``csqs`` each says so itself, in ``qs`` it has the whole vocabulary.
-    """
+    """How both ends of a session read bits. Counts sum to ``resolution``; a distribution has
+    ``size`` tokens in mode ``ksqs``, in ``csqs`` as many as it says, in ``qs`` all."""
 
     mode: EdgeMode
     vocabulary_size: int
@@ -170,8 +168,7 @@ def _packed(fields: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Reader:
-    """A frame while it is read. A field takes the time of the bits up to its end, however long the
-    frame is."""
+    """A frame while it is read. A field takes the time of the bits up to its end."""
 
     def __init__(self, content: bytes) -> None:
         self._content = int.from_bytes(content, "big")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from math import lgamma
 from typing import NamedTuple
 
 import numpy as np
@@ -30,30 +31,27 @@ class Lattice(NamedTuple):
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
-        """What `likely` are drawn from and tested by: the logarithms of their counts as fp32, in
-        which both ends have them."""
+        """What both ends draw `likely` from and test them by: the logarithms of their counts."""
         return np.log(self.counts[self.counts > 0].astype(np.float64)).astype(np.float32)
 
 
 @lru_cache(maxsize=4096)
 def lattice_bits(vocabulary_size: int, size: int, resolution: int) -> int:
     """Bits of any distribution over ``size`` tokens, in parts of ``resolution``."""
-    ways = math.comb(vocabulary_size, size) * _ways_to_share(resolution, size)
+    ways = math.comb(vocabulary_size, size) * math.comb(resolution + size - 1, size - 1)
     return (ways - 1).bit_length()
 
 
 def least_bits(vocabulary_size: int, size: int, resolution: int) -> float:
-    """A little less than `lattice_bits`, in no time: binomials of half a vocabulary take
-    half a second."""
-    nats = _log_choices(vocabulary_size, size) + _log_choices(resolution + size - 1, size - 1)
+    """A little less than `lattice_bits`, whose binomials may take half a second, in no time."""
+    choices = (vocabulary_size, size), (resolution + size - 1, size - 1)
+    nats = sum(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for n, k in choices)
     return nats / math.log(2) * (1 - 1e-9) - 1
 
 
 def encode(lattice: Lattice, vocabulary_size: int) -> int:
-    """The number, below 2 ** `lattice_bits`, that stands for ``lattice``.
-
-    Raises ValueError for ids or counts that no lattice has.
-    """
+    """The number, below 2 ** `lattice_bits`, that stands for ``lattice``. Raises ValueError for ids
+    or counts that no lattice has."""
     ids, counts = lattice.ids.tolist(), lattice.counts.tolist()
     size, resolution = len(ids), sum(counts)
     if not ids or sorted(set(ids)) != ids or ids[0] < 0 or ids[-1] >= vocabulary_size:
@@ -62,40 +60,29 @@ def encode(lattice: Lattice, vocabulary_size: int) -> int:
         raise ValueError("there must be a count for each id, none negative, and some above 0")
     # The counts are the gaps between bars among as many stars in a row.
     bars = (np.cumsum(lattice.counts[:-1]) + np.arange(size - 1)).tolist()
-    shared = _rank(bars, resolution + size - 1)
-    return _rank(ids, vocabulary_size) * _ways_to_share(resolution, size) + shared
+    stars_and_bars = resolution + size - 1
+    shared = _rank(bars, stars_and_bars)
+    return _rank(ids, vocabulary_size) * math.comb(stars_and_bars, size - 1) + shared
 
 
 def decode(number: int, vocabulary_size: int, size: int, resolution: int) -> Lattice:
-    """The lattice that `encode` made ``number`` of. Raises ValueError for a number that it cannot
-    have made."""
+    """What `encode` made ``number`` of. Raises ValueError for a number that it cannot have made."""
     if not 1 <= size <= vocabulary_size or resolution < 1 or number < 0:
         raise ValueError(f"no lattice has {size} of {vocabulary_size} tokens")
-    place, shared = divmod(number, _ways_to_share(resolution, size))
+    stars_and_bars = resolution + size - 1
+    place, shared = divmod(number, math.comb(stars_and_bars, size - 1))
     if place >= math.comb(vocabulary_size, size):
         raise ValueError(f"no lattice of {size} of {vocabulary_size} tokens has this number")
-    stars_and_bars = resolution + size - 1
     bars = _subset(shared, size - 1, stars_and_bars)
     counts = np.diff(np.array([-1, *bars, stars_and_bars])).astype(np.int64) - 1
     return Lattice(np.array(_subset(place, size, vocabulary_size), np.int32), counts)
 
 
-@lru_cache(maxsize=4096)
-def _ways_to_share(resolution: int, size: int) -> int:
-    """How many ``size`` counts from 0 on sum to ``resolution``."""
-    return math.comb(resolution + size - 1, size - 1)
-
-
-def _log_choices(universe: int, size: int) -> float:
-    """The natural logarithm of C(universe, size)."""
-    return math.lgamma(universe + 1) - math.lgamma(size + 1) - math.lgamma(universe - size + 1)
-
-
 def _rank(members: list[int], universe: int) -> int:
-    """The place of a subset among all of its size, those that differ in the larger members last
-    (colexicographic order); that of the others, where these are fewer."""
+    """The place of a subset among all of its size in colexicographic order; that of the others,
+    where these are fewer."""
     if 2 * len(members) > universe:
-        members = _others(members, universe)
+        members = np.delete(np.arange(universe), members).tolist()
     return sum(math.comb(member, size) for size, member in enumerate(members, 1))
 
 
@@ -103,11 +90,11 @@ def _subset(place: int, size: int, universe: int) -> list[int]:
     """The subset of ``size`` members below ``universe`` whose `_rank` is ``place``.
 
     Its largest member is the largest with C(member, size) <= ``place``, and so on with what is
-    left. The next binomial is a product away, but a binomial of hundreds of digits costs
-    microseconds, or much more where they are thousands.
+    left. The next binomial is a product away; one of thousands of digits costs milliseconds.
     """
     if 2 * size > universe:
-        return _others(_subset(place, universe - size, universe), universe)
+        others = _subset(place, universe - size, universe)
+        return np.delete(np.arange(universe), others).tolist()
     members: list[int] = []
     member, binomial = universe, math.comb(universe, size)
     for left in range(size, 0, -1):
@@ -115,7 +102,7 @@ def _subset(place: int, size: int, universe: int) -> list[int]:
             return [*range(left), *members[::-1]]
         # The geometric mean of a binomial's factors, and how far it lies below the arithmetic one,
         # tell the member to within one or two.
-        mean = math.exp((math.log(place) + math.lgamma(left + 1)) / left)
+        mean = math.exp((math.log(place) + lgamma(left + 1)) / left)
         likely = max(left, int(mean + (left - 1) / 2 + (left * left - 1) / (24 * mean)))
         if member - likely > FAR:
             member, binomial = likely, math.comb(likely, left)
@@ -129,9 +116,3 @@ def _subset(place: int, size: int, universe: int) -> list[int]:
         place -= binomial
         binomial = binomial * left // (member - left + 1)
     return members[::-1]
-
-
-def _others(members: list[int], universe: int) -> list[int]:
-    others = np.ones(universe, np.bool_)
-    others[members] = False
-    return np.flatnonzero(others).tolist()

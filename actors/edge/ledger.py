@@ -1,11 +1,9 @@
-"""The books of one text, which both ends keep: what was said of it, and which batches of guesses
-are not answered yet."""
+"""The books of one text at both ends: what was said, and which batches have no answer yet."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameCodec, FrameError, GuessBatch
 from lexshard.actors.messages import (
@@ -15,7 +13,7 @@ from lexshard.actors.messages import (
     Request,
     SequenceEvent,
     VerifyMode,
-    guesses_go_on,
+    guesses_that_stand,
 )
 
 MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distributions
@@ -38,14 +36,14 @@ class TextLedger:
         return self.unanswered[self.last]
 
     @property
-    def known(self) -> list[GuessBatch]:
-        """Those that a verdict can be on, as it counts them."""
-        return [self.answered, *self.unanswered.values()]
-
-    def untold(self, batch: GuessBatch) -> tuple[int, ...]:
-        """Its guesses at what is not said yet."""
-        before = len(self.said) - batch.position
-        return batch.token_ids[before:] if before >= 0 else ()
+    def untold(self) -> dict[int, tuple[int, ...]]:
+        """The guesses at what is not said yet of each batch that a verdict can be on, by its
+        number, in the order in which verdicts count."""
+        known, length = (self.answered, *self.unanswered.values()), len(self.said)
+        return {
+            each.number: each.token_ids[length - each.position :] if each.position <= length else ()
+            for each in known
+        }
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         """The text goes on with ``token_ids``, in answer to batch ``answered``."""
@@ -79,35 +77,26 @@ class GuessChain(TextLedger):
             tokens.extend(batch.token_ids[len(tokens) - batch.position :])
         return tokens
 
-    def goes_on(self, batch: GuessBatch) -> bool:
-        """Whether it still is a batch for the end of `history`, or was one before the target told
-        more."""
-        return guesses_go_on(batch.position, batch.token_ids, self.history)
-
     def event_of(self, content: bytes, codec: FrameCodec, request: Request) -> SequenceEvent:
         """What a verdict tells of ``request``. Raises `FrameError` for one that does not fit."""
-        known = self.known
-        guesses = [*map(self.untold, known)]
-        verdict = codec.decode_verdict(content, [*map(len, guesses)])
-        token_ids = (*guesses[verdict.batch][: verdict.stood], *verdict.token_ids)
-        number = known[verdict.batch].number
+        untold = self.untold
+        verdict = codec.decode_verdict(content, [*map(len, untold.values())])
+        number, guesses = [*untold.items()][verdict.batch]
+        token_ids = (*guesses[: verdict.stood], *verdict.token_ids)
         return SequenceEvent(request.request_id, request.choice, token_ids, answers=number)
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         super().told(token_ids, answered)
-        self._drop()
+        going = self.going
+        if going and not going[0].goes_on_from(self.said):
+            self._dropped = self.last
 
     def resumed(self, last: int, unanswered: Collection[int]) -> None:
         """After a lost connection, when all that was missed is told: of the batches up to the
         ``last`` that came, some are ``unanswered``. What else was on its way is lost."""
         self.last, self._dropped = last, min(last, self._dropped)
         self.unanswered = {n: each for n, each in self.unanswered.items() if n in unanswered}
-        self._drop()
-
-    def _drop(self) -> None:
-        going = self.going
-        if going and not guesses_go_on(going[0].position, going[0].token_ids, self.said):
-            self._dropped = self.last
+        self.told((), None)  # nothing but whether the first of them goes on
 
 
 class VerifiedText(TextLedger):
@@ -120,8 +109,7 @@ class VerifiedText(TextLedger):
         self.codec = codec
 
     def arrived(self, batch: GuessBatch) -> Drafts:
-        """What `codec` read in a frame, as the engine hears it. Raises `FrameError` for what cannot
-        be here and now."""
+        """A batch as the engine hears it. Raises `FrameError` for one that cannot be here, now."""
         due, request = (self.last + 1) % NUMBERS, self.request
         if batch.number != due:
             raise FrameError(f"batch {batch.number} where {due} is the next one")
@@ -129,33 +117,23 @@ class VerifiedText(TextLedger):
             raise FrameError(f"more than {MOST_UNANSWERED} batches before the first is answered")
         if not 0 <= batch.position - len(request.prompt_ids) <= request.parameters.max_tokens:
             raise FrameError(f"guesses from position {batch.position} on are of no text")
-        proposals = tuple(
-            DraftDistribution(tuple(each.likely.tolist()), tuple(each.logits.tolist()))
-            for each in batch.lattices
-        )
+        told = ((each.likely.tolist(), each.logits.tolist()) for each in batch.lattices)
+        proposals = tuple(DraftDistribution(tuple(ids), tuple(logits)) for ids, logits in told)
         name, choice = request.request_id, request.choice
         number = self.note(replace(batch, lattices=())).number
         return Drafts(name, choice, batch.position, batch.token_ids, proposals, batch.alone, number)
 
     def happened(self, event: SequenceEvent) -> bytes | None:
         """The verdict that tells of ``event``; None where that tells more than a verdict can."""
+        untold, token_ids = self.untold, event.token_ids
+        number = self.answered.number if event.answers is None else event.answers
+        self.told(token_ids, event.answers)
         # Of less than eight bits a token could not be told from what fills up the last byte.
-        plain = is_plain(event) and self.codec.token_bits >= 8
-        verdict = self._verdict(event) if plain else None
-        self.told(event.token_ids, event.answers)
-        return verdict
-
-    def _verdict(self, event: SequenceEvent) -> bytes | None:
-        known, token_ids = self.known, event.token_ids
-        numbers = [each.number for each in known]
-        if event.answers is not None and event.answers not in numbers:
+        if not is_plain(event) or self.codec.token_bits < 8 or number not in untold:
             return None
-        batch = 0 if event.answers is None else numbers.index(event.answers)
-        guesses = [*map(self.untold, known)]
-        pairs = zip(guesses[batch], token_ids[:-1], strict=False)
-        stood = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        verdict = BatchVerdict(batch, stood, token_ids[stood:])
-        return self.codec.encode_verdict(verdict, [*map(len, guesses)])
+        stood = guesses_that_stand(untold[number], token_ids[:-1])
+        verdict = BatchVerdict([*untold].index(number), stood, token_ids[stood:])
+        return self.codec.encode_verdict(verdict, [*map(len, untold.values())])
 
 
 def is_plain(event: SequenceEvent) -> bool:
@@ -165,8 +143,7 @@ def is_plain(event: SequenceEvent) -> bool:
 
 
 def in_few(events: Iterable[SequenceEvent]) -> list[SequenceEvent]:
-    """The same of one sequence, tokens that the target drew alone one behind the other told at
-    once."""
+    """The same of one sequence, tokens in a row that the target drew alone told at once."""
     told: list[SequenceEvent] = []
     for event in events:
         if told and all(is_plain(each) and each.answers is None for each in (told[-1], event)):

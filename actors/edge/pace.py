@@ -1,5 +1,4 @@
-"""How much is guessed for a thin link, and how far the target goes on alone: whatever brings more
-tokens per second.
+"""How much is guessed for a thin link, how much the target draws alone: what brings more a second.
 
 A batch of ``k`` guesses takes ``k`` drafts and the bits of ``k`` guesses, then one round trip; of
 guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. While a
@@ -30,11 +29,9 @@ class Pace(NamedTuple):
 
 
 class DraftPace:
-    """Learns what drafting, sending and waiting cost on this link, and what guesses are worth.
-
-    ``thrift`` is how likely a guess must be to be drafted ahead, and by which part a target that
-    draws alone must be the quicker: 0 saves time, 1 energy, the target's and the device's. A batch
-    has ``longest`` guesses at most. All are seconds.
+    """Learns what drafting, sending and waiting cost on this link, in seconds, and what guesses are
+    worth. A batch has ``longest`` at most. ``thrift`` is how likely one must be to be drafted
+    ahead, and by which part a target that draws alone must be the quicker: 0 saves time, 1 energy.
     """
 
     def __init__(self, *, longest: int, thrift: float) -> None:
@@ -75,8 +72,7 @@ class DraftPace:
         self._trips.add(bits, seconds)
 
     def says(self, seconds: float) -> None:
-        """The target says that it takes so long for a token, 0 where it does not know. That counts
-        until some have come."""
+        """So long a token takes, says the target (0: unknown). It counts until some have come."""
         self._told = seconds
 
     def drew(self, seconds: float) -> None:

@@ -14,10 +14,9 @@ MOST_GUESSES = 255  # of a batch
 @dataclass(frozen=True, slots=True)
 class EdgeSettings:
     """A batch ends before it would exceed ``budget_bits`` (of guesses, not of its header) and after
-    ``longest`` guesses. ``thrift`` is `DraftPace`'s, ``resolution`` and ``size`` are those of
-    `FrameCodec`; ``alpha``, ``eta`` and ``first_threshold`` are mode ``csqs``'s
-    (`ConformalThreshold`). Raises ValueError for what does not fit or bounds nothing.
-    """
+    ``longest`` guesses. ``thrift`` is `DraftPace`'s, ``size`` and ``resolution`` `FrameCodec`'s;
+    what follows is `ConformalThreshold`'s. Raises ValueError for what does not fit or bounds
+    nothing."""
 
     mode: EdgeMode = "same-token"
     size: int = 32
@@ -37,5 +36,5 @@ class EdgeSettings:
         self.threshold()
 
     def threshold(self) -> ConformalThreshold:
-        """A text's, in mode ``csqs``."""
+        """Of one text, in mode ``csqs``."""
         return ConformalThreshold(self.alpha, self.eta, self.first_threshold)

@@ -1,9 +1,9 @@
 """The threshold below which a drafted distribution's tokens are dropped, by online conformal
 control (C-SQS, equation 8 and algorithm 1); docs/edge.md says where the paper's bound is wrong.
 
-What is kept may go below 0, or a clamp there would give back what is never paid; it stays above
-``-eta (1 - alpha)``, because all is kept there and nothing dropped. What is used is at least 0.
-Above 1 it would only save up what may be dropped later: there it is clamped.
+What is kept may go below 0, to ``-eta (1 - alpha)``, for there nothing is dropped: a clamp would
+give back what is never paid. What is used is at least 0. Above 1, where it would only save up what
+may be dropped later, it is clamped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 class ConformalThreshold:
     """A token that drops more mass than ``alpha`` lowers it, one that drops less raises it, by the
-    learning rate ``eta``, so that the average over the tokens that the verifier heard of comes to
-    ``alpha`` at most; ``first`` is that of the first token. Raises ValueError for values that bound
-    nothing."""
+    rate ``eta``: so tokens that the verifier heard of drop ``alpha`` at most on the average. It
+    begins with ``first``. Raises ValueError for values that bound nothing."""
 
     def __init__(self, alpha: float, eta: float, first: float) -> None:
         if not 0 < alpha < 1 or not 0 < eta < float("inf") or not 0 <= first <= 1:
@@ -50,12 +49,10 @@ class ConformalThreshold:
     @property
     def average(self) -> float:
         """The mass that tokens dropped on the average."""
-        return self.dropped / self.tokens if self.tokens else 0.0
+        return self.dropped / max(1, self.tokens)
 
     @property
     def bound(self) -> float:
         """What `average` cannot exceed, whatever the distributions are."""
-        if not self.tokens:
-            return 1.0
         spent = self._first + self._eta * (1 - self._alpha)
-        return self._alpha + spent / (self._eta * self.tokens)
+        return self._alpha + spent / (self._eta * max(1, self.tokens))

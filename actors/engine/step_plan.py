@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import repeat, takewhile
+from itertools import repeat
 
 from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS
 from lexshard.actors.engine.sequence import Sequence
-from lexshard.actors.messages import TokenOrigin
+from lexshard.actors.messages import TokenOrigin, guesses_that_stand
 from lexshard.actors.proposal import GuessTest
 
 # What drawing a token from a row costs beyond computing it, in tokens of a step: measured on the
@@ -57,8 +57,7 @@ class Chunk:
 
     def stood(self, token_ids: tuple[int, ...]) -> int:
         """How many of its guesses stand where its rows drew ``token_ids``."""
-        pairs = zip(self.drafted, token_ids, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return guesses_that_stand(self.drafted, token_ids)
 
     def origins(self, token_ids: tuple[int, ...], drafter_name: str) -> tuple[TokenOrigin, ...]:
         """Where each of the tokens that it drew came from."""

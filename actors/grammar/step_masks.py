@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import takewhile
 
 from lexshard.actors.grammar.matcher import GrammarError, Matcher
+from lexshard.actors.messages import guesses_that_stand
 from lexshard.actors.states.mask import Mask, Masks
 
 THREADS = 2
@@ -43,8 +43,7 @@ class PendingMasks:
 
     def serve(self, guesses: Sequence[int]) -> int:
         """How many of other ``guesses`` they are for, too."""
-        pairs = zip(self.guesses, guesses, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return guesses_that_stand(self.guesses, guesses)
 
     def wait(self, seconds: float) -> bool:
         """Waits for them; whether they are there now."""

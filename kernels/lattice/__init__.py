@@ -1,10 +1,7 @@
-"""A drafter's distribution for a thin link: few tokens of it, in whole parts of ``l``.
-
-Sparse quantise-and-sample (Conformal Sparse Quantize-and-Sample, sections 2, 3 and A.1): keep the
-likeliest tokens (`sparsify`), round what they have to multiples of 1 / l (`quantise`), draw the
-guess from *that* (`draw`), so that the verifier who is told it tests by what the guess was drawn
-from. `actors.edge.lattice` makes bits of it.
-"""
+"""A drafter's distribution for a thin link (Conformal Sparse Quantize-and-Sample, sections 2, 3 and
+A.1): keep its likeliest tokens (`sparsify`), round what they have to multiples of 1 / l
+(`quantise`), draw the guess from *that* (`draw`), so that the verifier who is told it tests by what
+the guess was drawn from. `actors.edge.lattice` makes bits of it."""
 
 from __future__ import annotations
 
@@ -45,15 +42,10 @@ def sparsify(
         raise ValueError("every token is excluded")
     weights = np.exp(scaled - top)
     total = float(weights.sum())
-    keep = truncate(
-        logits,
-        inverse_temperature=inverse_temperature,
-        top_k=most,
-        min_p=min(1.0, threshold * total),
-    )
-    kept = weights[keep]
-    mass = float(kept.sum())
-    return Kept(ids[keep], kept / mass, max(0.0, 1.0 - mass / total))
+    least = min(1.0, threshold * total)  # of the likeliest one's weight, 1
+    keep = truncate(logits, inverse_temperature=inverse_temperature, top_k=most, min_p=least)
+    mass = float(weights[keep].sum())
+    return Kept(ids[keep], weights[keep] / mass, max(0.0, 1.0 - mass / total))
 
 
 def quantise(probabilities: npt.NDArray[np.float64], resolution: int) -> npt.NDArray[np.int64]:

@@ -1,22 +1,17 @@
-"""``lexshard edge``: an OpenAI endpoint on this device, whose draft model a server verifies."""
+"""The options of ``lexshard edge``."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from functools import partial
 from typing import get_args
 
 from lexshard.actors.configuration import DraftHeadChoice
-from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
-from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError
-from lexshard.cluster.models.folders import model_folder
-from lexshard.cluster.models.progress import tell
+from lexshard.actors.edge.settings import EdgeMode
+from lexshard.cluster.config_sources import CLOUD_KEY
 from lexshard.serve_app.commands.argument_types import at_least
 from lexshard.serve_app.commands.status import server_address
 
-REFUSALS = (ConfigError, ValueError, OSError)
 MODES = (
     "what is sent of a guess: its token (the text is the server's own, the default), or what it "
     "was drawn from: above a threshold, of K tokens, of all"
@@ -49,21 +44,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own("--alpha", type=float, help="mass that csqs may drop on the average (0.05)")
     own("--eta", type=float, help="learning rate of csqs (0.01)")
     own("--first-threshold", type=float, metavar="BETA", help="of csqs (0.01)")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Answers until SIGINT or SIGTERM; the process's exit code."""
-    # What bounds nothing is refused before anything is loaded.
-    names = {field.name for field in fields(EdgeSettings)}
-    given = {name: value for name, value in vars(arguments).items() if name in names}
-    settings = EdgeSettings(**given)
-    config = ServeConfig(
-        model=str(model_folder(arguments.draft, tell)),
-        host=arguments.host,
-        port=arguments.port,
-        log_format=arguments.log_format,
-        playground=False,  # it shows what a head did, and a device has none
-    )
-    from lexshard.serve_app.edge.server import serve_edge
-
-    return serve_edge(config, settings, arguments)

@@ -1,5 +1,4 @@
-"""What stands behind the application of a device in the place of an engine: a draft model here, and
-a server that verifies elsewhere."""
+"""A device's engine, for its application: a draft model here, and a server that verifies."""
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ from lexshard.actors.edge.drafting import EdgeDrafter
 from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
 from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.engine.start.information import describe_model
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import Drafts, Request, SequenceEvent
@@ -56,24 +56,7 @@ def load_model(folder: str, head: DraftHeadChoice = "auto") -> EdgeModel:
     size = model.vocabulary_size
     blocks = min(MOST_BLOCKS, -(-model.max_positions // BLOCK_TOKENS) * TEXTS)
     drafter = drafter_of(model, configuration, blocks=blocks, vocabulary_size=size)
-    information = EngineInformation(
-        model=folder,
-        dtype=model.dtype,
-        device="cpu",
-        body="draft model alone",
-        head=head,
-        batch_invariant=True,
-        threads=1,
-        max_model_len=model.max_positions,
-        vocabulary_size=size,
-        eos_token_ids=model.eos_token_ids,
-        default_sampling=dict(model.default_sampling),
-        kv_blocks=blocks,
-        kv_tokens=blocks * BLOCK_TOKENS,
-        kv_bytes=0,
-        parameters=model.parameters,
-        process_id=0,
-    )
+    information = replace(describe_model(model, folder, head, blocks), body="draft model alone")
     return EdgeModel(drafter, ModelTokenizer.load(folder), information)
 
 
@@ -111,10 +94,9 @@ class EdgeClient:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Looks for the server; call it inside the event loop. ``changed`` hears when the server is
-        found, is away, or never will do."""
+        """Looks for the server. ``changed`` hears when it is found, away, or never will do."""
         self._changed = changed
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+        self._looking = asyncio.create_task(self._look())
 
     @property
     def ready(self) -> bool:
@@ -144,9 +126,8 @@ class EdgeClient:
         return self._link.statistics
 
     async def roles(self) -> Sequence[RunningRole]:
-        settings = self.settings
-        words = f"{settings.mode}, up to {settings.longest} tokens a batch"
-        return [RunningRole("drafter", 0, here(), "cpu", f"{words}, verified at {self.url}")]
+        batches = f"{self.settings.mode}, up to {self.settings.longest} tokens a batch"
+        return [RunningRole("drafter", 0, here(), "cpu", f"{batches}, verified at {self.url}")]
 
     async def faults(self) -> Sequence[LoggedFault]:
         return []
@@ -158,7 +139,7 @@ class EdgeClient:
             if not self.ready:
                 emit(SequenceEvent.failure(request, self.away or "no server", "abort"))
                 continue
-            self._texts[name] = asyncio.get_running_loop().create_task(self._say(request, emit))
+            self._texts[name] = asyncio.create_task(self._say(request, emit))
             self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
@@ -174,10 +155,9 @@ class EdgeClient:
             self._looking.cancel()
         self.away, self._allowed_alone = "the device is shutting down", False
         await until(lambda: not self._texts, grace_seconds)
-        texts = list(self._texts.values())
-        for task in texts:
-            task.cancel()
-        await asyncio.gather(*texts, return_exceptions=True)
+        for name in self._texts:
+            self.cancel(name)
+        await asyncio.gather(*self._texts.values(), return_exceptions=True)
         await self._link.close()
         self._executor.shutdown()
 
@@ -189,8 +169,7 @@ class EdgeClient:
 
     async def _say(self, request: Request, emit: Emit) -> None:
         """One text, to its end."""
-        count, size = self._link.count, self.information.vocabulary_size
-        number = next(self._sequences)
+        size, number = self.information.vocabulary_size, next(self._sequences)
         drafter = EdgeDrafter(self.model.drafter, self.settings, request, number, size)
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         try:
@@ -208,14 +187,12 @@ class EdgeClient:
             emit(SequenceEvent.failure(request, str(error)))
         except Exception:
             logger.exception("id=%s: the text fails", request.request_id)
-            reason = "internal error of the device; its log has it"
-            emit(SequenceEvent.failure(request, reason))
+            emit(SequenceEvent.failure(request, "internal error of the device; its log has it"))
         finally:
             in_thread(drafter.close)  # behind what it drafts, if it does
-            count(finished=1)
-            threshold = drafter.threshold
-            bound = threshold.bound * threshold.tokens
-            count(edge_dropped_mass=threshold.dropped, edge_dropped_bound=bound)
+            told = drafter.threshold
+            bound = told.bound * told.tokens
+            self._link.count(finished=1, edge_dropped_mass=told.dropped, edge_dropped_bound=bound)
 
     def _close(self, stream: JournalStream) -> None:
         for request_id in stream.request_ids:

@@ -18,10 +18,9 @@ from lexshard.actors.edge.drafting import EdgeDrafter
 from lexshard.actors.edge.frames import VERSION, GuessBatch
 from lexshard.actors.edge.ledger import MOST_UNANSWERED, GuessChain
 from lexshard.actors.edge.pace import Pace
-from lexshard.actors.messages import FinishReason, Request, SequenceEvent
+from lexshard.actors.messages import FinishReason, Request, SequenceEvent, guesses_that_stand
 from lexshard.serve_app.edge import wire
 from lexshard.serve_app.edge.link import CloudLink
-from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
 from lexshard.serve_app.openai.parameters import completion_fields
 
 logger = logging.getLogger("lexshard.edge")
@@ -136,13 +135,13 @@ class EdgeText:
     def _beginning(self) -> bytes:
         self.comes_back = self.session is not None
         if self.session is not None:
-            return wire.encode_beginning(Resuming(self.session, self.length))
+            return wire.encode_beginning(wire.Resuming(self.session, self.length))
         self.chain = GuessChain(self.chain.said)
         self.runs_to, self.unsent = 0, None
         self._settle()
         request, codec = self.request, self.drafter.codec
         said = self.chain.said[len(request.prompt_ids) :]
-        opening = Opening(
+        opening = wire.Opening(
             VERSION,
             codec.mode,
             self.link.vocabulary,
@@ -185,11 +184,10 @@ class EdgeText:
             return GuessBatch(0, len(history), (), alone=wanted.alone)
         batch: GuessBatch = await self.in_thread(self.drafter.draft, history, wanted.guesses)
         count, seconds = len(batch.token_ids), time.monotonic() - started
-        bits = self.drafter.codec.batch_bits(batch)
-        self.link.count(
-            draft_steps=1, draft_tokens=count, draft_seconds=seconds, edge_guess_bits=bits
-        )
+        self.link.count(draft_steps=1, draft_seconds=seconds)
         if count:
+            bits = self.drafter.codec.batch_bits(batch)
+            self.link.count(draft_tokens=count, edge_guess_bits=bits)
             self.link.pace.drafted(count, seconds, bits)
         return replace(batch, alone=wanted.alone)
 
@@ -215,61 +213,52 @@ class EdgeText:
             self._take(self.chain.event_of(content, self.drafter.codec, self.request))
             return
         match wire.decode_reply(content):
-            case Told() as told:
+            case wire.Told() as told:
                 self._take(told.event_of(self.request))
-            case Opened(session, last, unanswered):
+            case wire.Opened(session, last, unanswered):
                 self.session, self.opened_at = session, time.monotonic()
                 if self.comes_back:
                     self.chain.resumed(last, unanswered)
                     self.comes_back = False
                     self._settle()
-            case Refused(404) if self.comes_back:
+            case wire.Refused(404) if self.comes_back:
                 self.session = None  # begins anew, with the text as far as it is here
-            case Refused(408):  # it came over an idle connection when the server closed that
+            case wire.Refused(408):  # it came over an idle connection when the server closed that
                 raise ConnectionError("the server has closed an idle connection")
-            case Refused(status, message) if status >= 500 or status == 429:
+            case wire.Refused(status, message) if status >= 500 or status == 429:
                 self._fail(message, "abort")
-            case Refused(_, message):
+            case wire.Refused(_, message):
                 self._fail(message, refused=True)
 
     def _take(self, event: SequenceEvent) -> None:
-        guessed: Sequence[int] = self.chain.history[self.length :]
-        before = self.chain.answered
-        if self.probe[0] == self.length and not self.chain.going:
-            guessed = self.probe[1]  # which was not sent
-        self.chain.told(event.token_ids, event.answers)
-        self._learn(guessed, event.token_ids, answers=self.chain.answered is not before)
-        self._settle()
-        self.emit(event)
-        self.ended = event.finish_reason is not None
-
-    def _learn(self, guessed: Sequence[int], new: tuple[int, ...], *, answers: bool) -> None:
-        """What the text's going on with ``new`` says of what was guessed, and of the time."""
-        pairs, pace = list(zip(guessed, new, strict=False)), self.link.pace
-        wrong = (place for place, (guess, token) in enumerate(pairs) if guess != token)
-        stood = next(wrong, len(pairs))
-        tested = min(len(pairs), stood + 1)
+        """The text goes on, which says something of what was guessed, and of the time."""
+        chain, pace, new = self.chain, self.link.pace, event.token_ids
+        before, guessed = chain.answered, chain.history[self.length :]
+        if self.probe[0] == self.length and not chain.going:
+            guessed = [*self.probe[1]]  # which was not sent
+        chain.told(new, event.answers)
+        stood = guesses_that_stand(guessed, new)
+        tested = min(len(guessed), len(new), stood + 1)
+        self.link.count(edge_answers=1, generated_tokens=len(new))
         if tested:
             pace.heard(tested, stood)
-        self.link.count(
-            edge_answers=1,
-            generated_tokens=len(new),
-            draft_accepted_tokens=stood,
-            edge_rejections=tested - stood,
-        )
+            self.link.count(draft_accepted_tokens=stood, edge_rejections=tested - stood)
         now = time.monotonic()
-        if answers:
-            self.runs_to = self.length + self.chain.answered.alone
+        if chain.answered is not before:
+            self.runs_to = self.length + chain.answered.alone
             if self.timed is not None:
                 pace.travelled(self.timed[0], now - self.timed[1])
         elif new and self.heard_at and not self.comes_back:
             # What was missed comes at once, which says nothing of how it was drawn.
             pace.drew((now - self.heard_at) / len(new))
         self.timed, self.heard_at = None, now
+        self._settle()
+        self.emit(event)
+        self.ended = event.finish_reason is not None
 
     def _settle(self) -> None:
         """What was drafted on guesses that turned out wrong is forgotten."""
-        if self.unsent is not None and not self.chain.goes_on(self.unsent):
+        if self.unsent is not None and not self.unsent.goes_on_from(self.chain.history):
             self.unsent = None
         goes_on = bool(self.chain.going) or self.unsent is not None
         self.drafter.heard(self.length, goes_on=goes_on)

@@ -1,8 +1,8 @@
 """``/v1/edge``: what a device must know (GET), and its texts (WebSocket).
 
 Each text is one sequence of the engine that waits for a device's guesses. Its session outlives its
-connection for a while: what the device misses meanwhile is kept, and told when it comes back. It is
-lost with its API process; the device then begins a new one, with the text as far as it has it.
+connection for a while, and keeps what the device misses. It is lost with its API process; the
+device then begins a new one, with the text as far as it has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from lexshard.actors.messages import SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.wire import Cloud, Opened, Opening, Refused, Resuming, Told
 from lexshard.serve_app.engine_client import EventStream
 from lexshard.serve_app.middleware import log_request
 from lexshard.serve_app.openai.completions import read_completion, wanted_of
@@ -42,6 +41,7 @@ logger = logging.getLogger("lexshard.edge")
 
 SILENT_SECONDS = 120.0  # between two messages of a device
 LEFT = 1000  # close code of a device that wants no more
+GONE = WebSocketDisconnect, RuntimeError  # what sending to a device raises that has left
 
 
 class EdgeEndpoint:
@@ -58,8 +58,7 @@ class EdgeEndpoint:
         names, template = state.config.model_names, state.tokenizer.chat_template
         told = state.client.statistics
         seconds = (told.body_seconds + told.head_seconds + told.decide_seconds) / max(1, told.steps)
-        vocabulary = await self._vocabulary()
-        cloud = Cloud(names, vocabulary, template, state.information(), seconds)
+        cloud = wire.Cloud(names, await self._vocabulary(), template, state.information(), seconds)
         return json_response(msgspec.to_builtins(cloud))
 
     async def serve(self, device: WebSocket) -> None:
@@ -85,7 +84,8 @@ class EdgeEndpoint:
                     session.end()
                     session = None
                     record = _record(record.client, record.lowest_priority, record.cache_salt)
-                session = await self._begun(device, content, record)
+                session, length = await self._begun(content, record)
+                await session.go_on_with(device, length)
         except WebSocketDisconnect as error:
             if session is not None and error.code != LEFT:
                 session.leave(device)
@@ -102,23 +102,20 @@ class EdgeEndpoint:
             if not record.prompt_tokens:  # a session's own record is told of when that ends
                 _observe(self._state, record)
 
-    async def _begun(self, device: WebSocket, content: bytes, record: RequestRecord) -> EdgeSession:
-        """The session that a message asks for. Raises `ApiError` or `FrameError`."""
+    async def _begun(self, content: bytes, record: RequestRecord) -> tuple[EdgeSession, int]:
+        """The session that a message asks for, and how much of its text the device has."""
         most = self._state.config.max_body_bytes  # 16 MiB of zeros take 0.1 s to unpack
         beginning = await asyncio.to_thread(wire.decode_beginning, content, most)
-        if isinstance(beginning, Resuming):
-            session, length = self._sessions.get(beginning.session), beginning.length
-            if session is None or session.record.client != record.client:
-                raise ApiError(404, "no such session")
-        else:
+        if isinstance(beginning, wire.Opening):
             session = await self._opened(beginning, record)
-            length = session.begin
-        await session.go_on_with(device, length)
-        return session
+            return session, session.begin
+        found = self._sessions.get(beginning.session)
+        if found is None or found.record.client != record.client:
+            raise ApiError(404, "no such session")
+        return found, beginning.length
 
-    async def _opened(self, opening: Opening, record: RequestRecord) -> EdgeSession:
-        """A session for a text that a device asks for. Raises `ApiError` for what is wrong with
-        that, or with the time, and `FrameError` for what fits no model."""
+    async def _opened(self, opening: wire.Opening, record: RequestRecord) -> EdgeSession:
+        """A new session. Raises `ApiError` or `FrameError` for what is wrong with what is asked."""
         codec = await self._codec(opening)
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
         said = wire.unpack_ids(opening.said, codec.token_bits)
@@ -142,11 +139,12 @@ class EdgeEndpoint:
             generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
             request = generation.choices[0].request
             parameters = replace(request.parameters, labels=labels)
-            request = replace(request, choice=opening.choice, parameters=parameters)
-            text = VerifiedText(codec, replace(request, resumed_ids=said))
-            return EdgeSession(self._sessions, self._state, text, ticket, record)
+            asked = replace(request, choice=opening.choice, parameters=parameters, resumed_ids=said)
+            return EdgeSession(
+                self._sessions, self._state, VerifiedText(codec, asked), ticket, record
+            )
 
-    async def _codec(self, opening: Opening) -> FrameCodec:
+    async def _codec(self, opening: wire.Opening) -> FrameCodec:
         """Of a device for which there is room, and which fits the model. Raises as `_opened`."""
         if opening.version != VERSION:
             raise FrameError(f"version {opening.version}; this server has {VERSION}")
@@ -172,11 +170,11 @@ class EdgeEndpoint:
     async def _refuse(self, device: WebSocket, record: RequestRecord, error: ApiError) -> None:
         """Says what is wrong, and ends the connection."""
         record.status = error.status
-        with suppress(WebSocketDisconnect, RuntimeError):
+        with suppress(*GONE):
             if device.application_state is WebSocketState.CONNECTING:
                 await device.send_denial_response(error.response())
                 return
-            await device.send_bytes(wire.encode_reply(Refused(error.status, error.message)))
+            await device.send_bytes(wire.encode_reply(wire.Refused(error.status, error.message)))
             await _close(device, 4000 + error.status, error.message)
 
 
@@ -232,13 +230,9 @@ class EdgeSession:
             before, self.device = self.device, device
             if self.expiry is not None:
                 self.expiry.cancel()
-            opened = Opened(self.name, self.text.last, tuple(self.text.unanswered))
-            try:
-                for reply in (*map(Told.of, missed), opened):
-                    await device.send_bytes(wire.encode_reply(reply))
-            except BaseException:
-                self.leave(device)
-                raise
+            opened = wire.Opened(self.name, self.text.last, tuple(self.text.unanswered))
+            for reply in (*map(wire.Told.of, missed), opened):
+                await device.send_bytes(wire.encode_reply(reply))
         if before is not None:
             await _close(before, wire.TAKEN_OVER, "the session goes on over another connection")
 
@@ -271,12 +265,7 @@ class EdgeSession:
             while not self.ended:
                 for event in in_few(await self.stream.arrived()):
                     async with self.saying:
-                        content, device = self._note(event), self.device
-                        if device is not None:
-                            try:
-                                await device.send_bytes(content)
-                            except (WebSocketDisconnect, RuntimeError):  # its handler hears, too
-                                self.leave(device)
+                        await self._tell(event)
         except Exception:
             logger.exception("id=%s: the session fails", self.record.request_id)
             self.record.status = 500
@@ -284,8 +273,7 @@ class EdgeSession:
                 await _close(self.device, wire.BROKEN, "internal error")
             self.end()
 
-    def _note(self, event: SequenceEvent) -> bytes:
-        """What is to be said of it."""
+    async def _tell(self, event: SequenceEvent) -> None:
         self.ticket.set_waiting(0)
         if event.timing is not None:
             self.record.note_timing(event.timing)
@@ -296,12 +284,16 @@ class EdgeSession:
         if event.finish_reason is not None:
             self.ended = True
             self._observe()
-        return wire.encode_reply(Told.of(event)) if verdict is None else verdict
+        if (device := self.device) is not None:
+            try:
+                await device.send_bytes(verdict or wire.encode_reply(wire.Told.of(event)))
+            except GONE:  # its handler hears of it, too
+                self.leave(device)
 
 
 async def _close(device: WebSocket, code: int, reason: str) -> None:
     """Closes a connection that may be gone."""
-    with suppress(WebSocketDisconnect, RuntimeError):
+    with suppress(*GONE):
         await device.close(code, reason[:120])
 
 

@@ -25,7 +25,6 @@ from lexshard.actors.messages import EngineStatistics
 from lexshard.actors.statistic import counter
 from lexshard.serve_app.commands.status import own_words, reason
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.wire import Cloud
 
 MOST_IDLE = 4  # connections that are kept for the next text
 OPEN_SECONDS = 10.0
@@ -86,7 +85,7 @@ class CloudLink:
         counted: dict[str, Any] = {**self._counted}
         return EdgeStatistics(**counted)
 
-    def ask(self) -> Cloud:
+    def ask(self) -> wire.Cloud:
         """What the server says of itself. Raises `CloudError`."""
         url, request = self.url, urllib.request.Request(self._address, headers=self._headers)
         try:
@@ -94,7 +93,7 @@ class CloudLink:
                 told = json.load(reply)
             if told["version"] != VERSION:
                 raise CloudError(f"{url} speaks version {told['version']}, not {VERSION}")
-            cloud = msgspec.convert(told, Cloud)
+            cloud = msgspec.convert(told, wire.Cloud)
         except urllib.error.HTTPError as error:
             words = f"{url} answers {error.code}: {own_words(error) or error.reason}"
             raise CloudError(words, final=error.code in (401, 403, 404)) from None
@@ -108,9 +107,8 @@ class CloudLink:
             )
         return cloud
 
-    async def prepare(self, cloud: Cloud) -> None:
-        """Opens a connection for the first text, which is not to wait for it. Of one that cannot be
-        opened the text hears."""
+    async def prepare(self, cloud: wire.Cloud) -> None:
+        """Opens a connection for the first text, which hears of one that cannot be opened."""
         self.pace.says(cloud.step_seconds)
         with suppress(OSError, WebSocketException):
             async with self.connection():

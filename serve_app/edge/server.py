@@ -1,4 +1,5 @@
-"""The device's server: the application of every other one, in one process, on a link."""
+"""``lexshard edge``: an OpenAI endpoint on this device, whose draft model a server verifies. The
+application is that of every other server."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import asyncio
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 
 import uvloop
@@ -14,7 +16,9 @@ import uvloop
 from lexshard.actors.edge.drafting import warm_up
 from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import CLOUD_KEY
+from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError
+from lexshard.cluster.models.folders import model_folder
+from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.api_processes.api_process import HttpServer, http_config
 from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge.client import EdgeClient, load_model
@@ -22,10 +26,21 @@ from lexshard.serve_app.observability.logs import log_to, print_lines
 from lexshard.serve_app.start.banner import base_url
 from lexshard.serve_app.start.stopping import StopRequest
 
+REFUSALS = (ConfigError, ValueError, OSError)
 
-def serve_edge(config: ServeConfig, settings: EdgeSettings, arguments: argparse.Namespace) -> int:
-    """``lexshard edge`` with these ``arguments``; returns the exit code when it has been told to
-    stop. Call it in the main thread."""
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answers until SIGINT or SIGTERM; the process's exit code."""
+    # What bounds nothing is refused before anything is loaded.
+    names = {field.name for field in fields(EdgeSettings)}
+    settings = EdgeSettings(**{name: it for name, it in vars(arguments).items() if name in names})
+    config = ServeConfig(
+        model=str(model_folder(arguments.draft, tell)),
+        host=arguments.host,
+        port=arguments.port,
+        log_format=arguments.log_format,
+        playground=False,  # it shows what a head did, and a device has none
+    )
     log_to(sys.stderr, config.log_format)
     stop = StopRequest()
     stop.listen()
@@ -55,13 +70,12 @@ async def _serve(config: ServeConfig, client: EdgeClient, stop: StopRequest) -> 
             say(client.away)
         elif client.cloud is not None:
             # It answers under the server's names.
-            names, mode = client.cloud.models, client.settings.mode
+            names, own = client.cloud.models, client.settings
             told = config.model_dump(by_alias=True) | {"served_model_name": list(names)}
             state.config = ServeConfig(**told)
             if client.cloud.chat_template != client.model.tokenizer.chat_template:
                 say("the draft model's chat template is not the server's: chats read otherwise")
-            most = client.settings.longest
-            say(f"drafts for {names[0]} at {client.url} ({mode}, {most} at a time)")
+            say(f"drafts for {names[0]} at {client.url} ({own.mode}, {own.longest} at a time)")
             say(f"ready at {base_url(config)}/v1")
 
     client.start(changed)

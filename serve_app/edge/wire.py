@@ -1,8 +1,5 @@
-"""What crosses a session of ``/v1/edge`` beside frames of guesses and verdicts (docs/edge.md).
-
-The device begins with an `Opening` or a `Resuming`, zlib-compressed msgpack, and goes on with
-frames (`actors.edge.frames`). What comes back is a verdict or msgpack: `Opened`, `Told` or
-`Refused`.
+"""What crosses a session of ``/v1/edge`` beside frames of guesses and verdicts (docs/edge.md): an
+`Opening` or a `Resuming` first, zlib-compressed msgpack; back msgpack, `Opened`, `Told`, `Refused`.
 """
 
 from __future__ import annotations
@@ -41,9 +38,9 @@ class Cloud(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
-    """Asks for a text. ``vocabulary`` is the hash of the device's tokens; ``prompt`` and what it
-    has of an output already, ``said``, are ids of ``token_bits`` bits each (`pack_ids`).
-    ``parameters`` are fields of ``POST /v1/completions``."""
+    """Asks for a text. ``vocabulary`` is the hash of the device's tokens; ``prompt`` and ``said``,
+    what it has of the output already, are packed (`pack_ids`); ``parameters`` are fields of
+    ``POST /v1/completions``."""
 
     version: int
     mode: EdgeMode
@@ -65,9 +62,8 @@ class Resuming(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
-    """What follows is told as it happens. Of a session that is resumed, all that the device has
-    missed was told before; ``last`` is the last batch that came, and ``unanswered`` are those of
-    them that are not answered."""
+    """What follows is told as it happens; all that the device had missed was told before. ``last``
+    is the last batch that came, and ``unanswered`` are those that have no answer yet."""
 
     session: str
     last: int = 0
@@ -75,9 +71,8 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """An event that is more than a verdict: the first and the last of a text, and those of requests
-    that ask for more than tokens. ``event`` has the fields of `actors.messages.SequenceEvent` that
-    say something."""
+    """An event that is more than a verdict, by the fields of a `SequenceEvent` that say something:
+    the first and the last of a text, and those of requests that ask for more than tokens."""
 
     event: dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from lexshard.actors.body.loading import LoadedModel
 from lexshard.actors.configuration import EngineConfiguration, EngineInformation
@@ -24,18 +25,33 @@ def describe_engine(
     blocks: int,
 ) -> EngineInformation:
     """Of an engine whose KV cache has ``blocks``, from what it is made of."""
-    return EngineInformation(
-        model=configuration.model,
-        dtype=model.dtype,
-        device=str(model.body.device),
+    known = describe_model(model, configuration.model, built.description, blocks)
+    return replace(
+        known,
         accelerator=describe_device(model.body),
         processor=processor_of(model.body),
-        body=model.body.name,
-        head=built.description,
         head_bytes=model.head.weight.nbytes,
-        batch_invariant=model.body.batch_invariant,
         threads=threads.most,
         max_model_len=max_model_len,
+        decisions=_where_decided(configuration),
+        drafts="none" if drafter is None else _who_drafts(configuration, drafter),
+        head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
+        thread_choices=threads.choices,
+        thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
+    )
+
+
+def describe_model(model: LoadedModel, folder: str, head: str, blocks: int) -> EngineInformation:
+    """Of a model by itself, from ``folder``, whose KV cache has ``blocks``, with a ``head``."""
+    return EngineInformation(
+        model=folder,
+        dtype=model.dtype,
+        device=str(model.body.device),
+        body=model.body.name,
+        head=head,
+        batch_invariant=model.body.batch_invariant,
+        threads=1,
+        max_model_len=model.max_positions,
         vocabulary_size=model.vocabulary_size,
         eos_token_ids=model.eos_token_ids,
         default_sampling=dict(model.default_sampling),
@@ -44,11 +60,6 @@ def describe_engine(
         kv_bytes=blocks * model.body.kv_bytes_per_block(),
         parameters=model.parameters,
         process_id=os.getpid(),
-        decisions=_where_decided(configuration),
-        drafts="none" if drafter is None else _who_drafts(configuration, drafter),
-        head_timings=tuple((t.kind, t.rows, t.screen, t.milliseconds) for t in built.timings),
-        thread_choices=threads.choices,
-        thread_timings=tuple((t.rows, t.threads, t.milliseconds) for t in threads.timings),
     )
 
 
