@@ -225,10 +225,9 @@ class EdgeText:
                 self.session = None  # begins anew, with the text as far as it is here
             case wire.Refused(408):  # it came over an idle connection when the server closed that
                 raise ConnectionError("the server has closed an idle connection")
-            case wire.Refused(status, message) if status >= 500 or status == 429:
-                self._fail(message, "abort")
-            case wire.Refused(_, message):
-                self._fail(message, refused=True)
+            case wire.Refused(status, message):
+                passing = status >= 500 or status == 429
+                self._fail(message, "abort" if passing else "error", refused=not passing)
 
     def _take(self, event: SequenceEvent) -> None:
         """The text goes on, which says something of what was guessed, and of the time."""

@@ -75,7 +75,7 @@ class EdgeEndpoint:
                         content = await device.receive_bytes()
                 except TimeoutError:
                     if session is None or session.events:
-                        raise
+                        raise ApiError(408, "the device says nothing") from None
                     continue  # it waits for its turn in the engine
                 if session is not None and wire.is_batch(content):
                     await session.arrived(content, device)
@@ -89,8 +89,6 @@ class EdgeEndpoint:
         except WebSocketDisconnect as error:
             if session is not None and error.code != LEFT:
                 session.leave(device)
-        except TimeoutError:
-            await self._refuse(device, record, ApiError(408, "the device says nothing"))
         except (FrameError, KeyError, RuntimeError) as error:
             # KeyError: a message that is text; RuntimeError: another connection has taken over.
             await self._refuse(device, record, ApiError(400, f"a bad frame: {error}"))
@@ -140,9 +138,8 @@ class EdgeEndpoint:
             request = generation.choices[0].request
             parameters = replace(request.parameters, labels=labels)
             asked = replace(request, choice=opening.choice, parameters=parameters, resumed_ids=said)
-            return EdgeSession(
-                self._sessions, self._state, VerifiedText(codec, asked), ticket, record
-            )
+            text = VerifiedText(codec, asked)
+            return EdgeSession(self._sessions, self._state, text, ticket, record)
 
     async def _codec(self, opening: wire.Opening) -> FrameCodec:
         """Of a device for which there is room, and which fits the model. Raises as `_opened`."""

@@ -1,5 +1,4 @@
-"""``lexshard edge``: an OpenAI endpoint on this device, whose draft model a server verifies. The
-application is that of every other server."""
+"""``lexshard edge``: a server's application on a device, whose draft model a server verifies."""
 
 from __future__ import annotations
 
