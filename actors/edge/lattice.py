@@ -31,7 +31,7 @@ class Lattice(NamedTuple):
 
     @property
     def logits(self) -> npt.NDArray[np.float32]:
-        """What both ends draw `likely` from and test them by: the logarithms of their counts."""
+        """What `likely` are drawn from and tested by, at both ends: logarithms of counts, fp32."""
         return np.log(self.counts[self.counts > 0].astype(np.float64)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""How much is guessed for a thin link, how much the target draws alone: what brings more a second.
+"""How much is guessed over a thin link, or drawn alone: whatever brings more tokens per second.
 
 A batch of ``k`` guesses takes ``k`` drafts and the bits of ``k`` guesses, then one round trip; of
 guesses that stand with probability ``a`` each it brings ``(1 - a^(k+1)) / (1 - a)`` tokens. While a

@@ -1,5 +1,5 @@
 """What crosses a session of ``/v1/edge`` beside frames of guesses and verdicts (docs/edge.md): an
-`Opening` or a `Resuming` first, zlib-compressed msgpack; back msgpack, `Opened`, `Told`, `Refused`.
+`Opening` or `Resuming` first, zlib-compressed msgpack; back `Opened`, `Told`, `Refused`, msgpack.
 """
 
 from __future__ import annotations
