@@ -76,7 +76,9 @@ class DraftPace:
         self._told = seconds
 
     def drew(self, seconds: float) -> None:
-        """A token of the target's own came so long after the one before it."""
+        """A token of the target's own came so long after the one before it; see `travelled`."""
+        if self._own:
+            seconds = min(seconds, 2 * self._own + HICCUP_SECONDS)
         self._own = _blend(self._own, seconds)
 
     def heard(self, tested: int, stood: int) -> None:
@@ -91,24 +93,25 @@ class DraftPace:
         length, rate = self._length()
         if length == 0:  # what was dear once is tried again, or nothing would ever tell
             self._draft *= 0.9
-        if self._thrift < 1 and not self._alone:
+        if self._thrift < 1 and not self.own_seconds:
             return Pace(length, FIRST_ALONE)
-        if self._alone and (1 - self._thrift) / self._alone > rate:
+        if self.own_seconds and (1 - self._thrift) / self.own_seconds > rate:
             # Twice what it draws in a round trip: it is asked again when half of it has come.
-            run = math.ceil(2 * self.round_trip / self._alone)
+            run = math.ceil(2 * self.round_trip / self.own_seconds)
             return Pace(0, min(MOST_ALONE, max(LEAST_ALONE, run)))
         return Pace(length)
 
     @property
-    def _alone(self) -> float:
+    def own_seconds(self) -> float:
+        """Of a token of the target's own; 0 while that is not known."""
         return self._own or self._told
 
     @property
     def lead(self) -> int:
         """So many tokens before a run of the target's own ends it is to be asked for the next."""
-        if not self._alone:
+        if not self.own_seconds:
             return 0
-        return min(MOST_ALONE // 2, math.ceil(self.round_trip / self._alone) + 1)
+        return min(MOST_ALONE // 2, math.ceil(self.round_trip / self.own_seconds) + 1)
 
     def ahead(self, guessed: int) -> int:
         """Guesses to add behind ``guessed`` that are on their way, 0: wait."""

@@ -146,7 +146,8 @@ class Booking:
             reason, stop = forced.reason, forced.stop
         self._note(sequence, token_ids + forced.token_ids)
         last = len(chunk.forced[-1]) if chunk.forced else 0
-        sequence.went_on(forced=last + len(forced.token_ids), ends=reason is not None)
+        draws, ends = max(1, chunk.draws - len(chunk.drafted)), reason is not None
+        sequence.went_on(draws=draws, forced=last + len(forced.token_ids), ends=ends)
         return self._event(
             sequence,
             told,

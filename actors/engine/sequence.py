@@ -130,15 +130,16 @@ class Sequence:
         if self.incoming or not self.held or drafts.go_on_from(self.token_ids):
             self.incoming.append(drafts)
 
-    def went_on(self, *, forced: int, ends: bool) -> None:
-        """It has been given tokens, of which the last ones are ``forced``. Guesses that they
-        contradict are dropped at once, with all that came after them, so that what comes later,
-        from one that knows of it, is not."""
+    def went_on(self, *, draws: int, forced: int, ends: bool) -> None:
+        """It has been given tokens: guesses that stand, then those of so many ``draws`` of its own,
+        of which the last ones are ``forced``. Guesses that they contradict are dropped at once,
+        with all that came after them, so that what comes later, from one that knows of it, is not.
+        """
         self.forced = forced
         if self.incoming and not self.incoming[0].go_on_from(self.token_ids):
             self.incoming.clear()
-        self.held = self.drafter == "client" and not ends and self.alone == 0
-        self.alone = max(0, self.alone - 1)
+        self.held = self.drafter == "client" and not ends and self.alone < draws
+        self.alone = max(0, self.alone - draws)
 
     def take_guesses(self) -> None:
         """What came from outside for the next token, if anything: then it is held no longer. Of

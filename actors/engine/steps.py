@@ -189,9 +189,11 @@ class Steps:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             alone = chunk.draws == 1 and chunk.count <= 1 + sequence.forced and not chunk.scored
-            if not alone or sequence.drafter == "client":
+            if not alone:
                 return 1
             most = min(most, sequence.request.parameters.max_tokens - sequence.output_length)
+            if sequence.drafter == "client":
+                most = min(most, 1 + sequence.alone)
         if most > 1 and self._speculation is not None:
             free = self._speculation.steps_without([chunk.sequence for chunk in plan.chunks])
             most = most if free is None else min(most, free)

@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from lexshard.actors.messages import Drafts, FinishReason, Request, SequenceEvent
+from lexshard.actors.messages import (
+    Drafts,
+    FinishReason,
+    Request,
+    SequenceEvent,
+    guesses_that_stand,
+)
 
 DEATHS_PER_REQUEST = 2
 
@@ -41,22 +47,46 @@ class JournalStream:
 @dataclass(slots=True)
 class _Entry:
     """One unfinished sequence; ``handed_over``: the engine that lives now has been asked for it.
-    ``drafts`` from outside no event has answered yet."""
+    ``drafts`` from outside no event has answered yet; those that were answered last let it draw
+    alone until it has ``alone_to`` tokens, the prompt's with them."""
 
     request: Request
     stream: JournalStream
     received: list[int] = field(default_factory=list)
     drafts: list[Drafts] = field(default_factory=list)
+    answered: int = 0  # number of the last drafts that are
+    alone_to: int = 0
     handed_over: bool = False
     deaths: int = 0
 
+    @property
+    def said(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.received)
+
     def drop_drafts(self, event: SequenceEvent) -> None:
-        """Those that it answers, and those that it contradicts, as the engine has."""
+        """Those that it answers, and those that it contradicts, as the engine has. ``event`` is
+        received."""
+        said = self.said
+        for drafts in self.drafts:
+            if drafts.number == event.answers:
+                before = len(said) - len(event.token_ids)
+                guesses = drafts.token_ids[before - drafts.position :]
+                brought = guesses_that_stand(guesses, event.token_ids) + 1
+                self.answered, self.alone_to = drafts.number, before + brought + drafts.alone
         if event.answers is not None:
             self.drafts = [each for each in self.drafts if each.number > event.answers]
-        said = (*self.request.prompt_ids, *self.received)
         if self.drafts and not self.drafts[0].go_on_from(said):
             self.drafts.clear()
+
+    def handed_on(self) -> list[Drafts]:
+        """What a new engine has to be told: first, how far the text goes on alone."""
+        length, request = len(self.said), self.request
+        left = self.alone_to - length
+        if left < 1:
+            return self.drafts
+        name, choice, number = request.request_id, request.choice, self.answered
+        alone = Drafts(name, choice, length, alone=left - 1, number=number)
+        return [alone, *self.drafts]
 
 
 class Journal:
@@ -109,7 +139,7 @@ class Journal:
 
     def drafts(self) -> list[Drafts]:
         """The drafts that a new engine has to be told."""
-        return [drafts for _, _, entry in self._everything() for drafts in entry.drafts]
+        return [drafts for _, _, entry in self._everything() for drafts in entry.handed_on()]
 
     def hand_over(self, requests: Iterable[Request]) -> None:
         """An engine has been asked for these."""

@@ -233,6 +233,7 @@ class EdgeText:
         """The text goes on, which says something of what was guessed, and of the time."""
         chain, pace, new = self.chain, self.link.pace, event.token_ids
         before, guessed = chain.answered, chain.history[self.length :]
+        length, untold = self.length, chain.untold
         if self.probe[0] == self.length and not chain.going:
             guessed = [*self.probe[1]]  # which was not sent
         chain.told(new, event.answers)
@@ -244,9 +245,11 @@ class EdgeText:
             self.link.count(draft_accepted_tokens=stood, edge_rejections=tested - stood)
         now = time.monotonic()
         if chain.answered is not before:
-            self.runs_to = self.length + chain.answered.alone
+            brought = guesses_that_stand(untold[chain.answered.number], new) + 1
+            self.runs_to = length + brought + chain.answered.alone
             if self.timed is not None:
-                pace.travelled(self.timed[0], now - self.timed[1])
+                drawing = max(0, len(new) - brought) * pace.own_seconds
+                pace.travelled(self.timed[0], now - self.timed[1] - drawing)
         elif new and self.heard_at and not self.comes_back:
             # What was missed comes at once, which says nothing of how it was drawn.
             pace.drew((now - self.heard_at) / len(new))

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Drafts, Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.engine.journal import Journal, JournalStream
 from lexshard.cluster.engine.own_process import OwnEngines
 from lexshard.cluster.engine.pulse import QUIET_SECONDS, Pulse
@@ -35,6 +35,20 @@ def test_a_new_engine_is_asked_to_go_on_where_each_stream_stopped() -> None:
     [again] = journal.continuations()
     assert again.resumed_ids == (7, 8, 9)
     assert [event.token_ids for event in asyncio.run(stream.arrived())] == [(7,), (8, 9)]
+
+
+def test_a_new_engine_is_told_how_far_a_text_goes_on_alone() -> None:
+    """Of what a device has asked for, the rest; then what has come since."""
+    journal = Journal()
+    entered(journal, REQUEST)
+    first, second = Drafts("a", 0, 3, (7, 8), alone=4, number=1), Drafts("a", 0, 6, number=2)
+    assert journal.note_drafts(first)
+    journal.record([SequenceEvent("a", 0, (6,)), SequenceEvent("a", 0, (7, 9, 5), answers=1)])
+    assert journal.note_drafts(second)
+    # One guess stood: 9, and four tokens behind it, of which one has come.
+    assert journal.drafts() == [Drafts("a", 0, 6, alone=2, number=1), second]
+    journal.record([SequenceEvent("a", 0, (5, 5, 5))])
+    assert journal.drafts() == [second]
 
 
 def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:

@@ -167,15 +167,15 @@ def test_lost_connections_change_no_token(server: Server, count: int, lost: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["engine", "api"])
-def test_texts_go_on_when_a_process_is_killed(server: Server, role: Any) -> None:
-    """The engine's successor is told the guesses again; with the API process the sessions are lost,
-    and begun anew behind what the device has."""
+@pytest.mark.parametrize(("role", "thrift"), [("engine", 1.0), ("engine", 0.1), ("api", 1.0)])
+def test_texts_go_on_when_a_process_is_killed(server: Server, role: Any, thrift: float) -> None:
+    """The engine's successor is told the guesses again, and what is left of a run of its own; with
+    the API process the sessions are lost, and begun anew behind what the device has."""
 
     async def run() -> None:
-        asked = requests(8, tokens=200)
+        asked = requests(8, tokens=200 if thrift == 1.0 else 1_000)
         expected = await own_texts(server, asked)
-        async with device(server.url, EdgeSettings(thrift=1.0)) as client:
+        async with device(server.url, EdgeSettings(thrift=thrift)) as client:
             saying = asyncio.ensure_future(texts_of(client, asked))
             await asyncio.sleep(0.3)
             processes_of(server, role)[0].send_signal(signal.SIGKILL)

@@ -120,6 +120,28 @@ def test_a_sequence_waits_for_its_guesses_while_others_go_on(
     engine.close()
 
 
+def test_what_it_draws_alone_takes_several_steps_by_one_call(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """As many tokens as were asked for behind the guess, and then it waits again."""
+    parameters = SamplingParameters(temperature=0.8, max_tokens=60, ignore_eos=True, seed=5)
+    request = Request("alone", 0, prompt_ids[0][:30], parameters, drafting=OUTSIDE)
+    engine = drafting_engine()
+    text = text_of(engine, request)
+    engine.submit(request)
+    said = [token for _ in range(3) for event in engine.step() for token in event.token_ids]
+    for alone in (20, 1, 0):
+        engine.draft(replace(drafts_of(request, said, text[len(said)]), alone=alone))
+        events = [event for _ in range(30) for event in engine.step()]
+        assert len(events) <= 1 + -(-alone // 4)
+        before = len(said)
+        said += [token for event in events for token in event.token_ids]
+        assert len(said) == before + 2 + alone
+    assert said == list(text[: len(said)])
+    assert engine.waits_for(engine.sequences("alone")[0]) == "drafts"
+    engine.close()
+
+
 def test_guesses_may_be_sent_ahead_of_the_verdict(prompt_ids: list[tuple[int, ...]]) -> None:
     """Those that guessed what was drawn meanwhile count on; a wrong one takes all behind it with
     it, and so does a gap."""
