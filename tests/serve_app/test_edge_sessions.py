@@ -19,7 +19,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse, WebSocketT
 from starlette.websockets import WebSocketDisconnect
 
 from lexshard.actors.edge.frames import MARK, VERSION, FrameCodec, GuessBatch
-from lexshard.actors.edge.ledger import GuessChain, VerifiedText
+from lexshard.actors.edge.ledger import GuessChain, VerifiedText, in_few
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.app import create_app
@@ -138,6 +138,14 @@ def test_a_session_is_one_sequence_that_waits_for_guesses() -> None:
         assert told == [(1, (98, 99), 0), (2, (100,), 4)]
         assert engine.running == 0
         assert client.get("/status").json()["queue"]["sequences"] == 0
+
+
+def test_tokens_drawn_alone_are_told_together_where_they_come_together() -> None:
+    """An answer, and what is more than tokens, is told by itself."""
+    one, two = (SequenceEvent("", 0, (token,)) for token in (5, 6))
+    answer, last = replace(one, answers=1), replace(two, finish_reason="stop")
+    both = SequenceEvent("", 0, (5, 6))
+    assert in_few([answer, one, two, last]) == [answer, both, last]
 
 
 def test_parameters_are_those_of_a_completion() -> None:
