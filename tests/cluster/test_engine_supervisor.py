@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_served_says_why(begun: bool) -> None:
 
 @pytest.mark.slow
 def test_clients_share_an_engine_and_one_that_is_lost_takes_its_own_sequences_alone() -> None:
-    """What an API process that is killed leaves behind: sequences nobody waits for, an engine that
+    """What an API process that is killed leaves behind: sequences without a client, an engine that
     goes on with the others, and that ends with the last of them. One that has only lost its
     connection connects again."""
 

@@ -179,7 +179,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
     ("body", "status"),
     [
         (b'{"model": "lexshard-demo", "prompt": ', 400),
-        (b'{"model": "nobody", "prompt": "x"}', 404),
+        (b'{"model": "unknown", "prompt": "x"}', 404),
         (b'{"prompt": "' + b"x" * 20_000_000 + b'"}', 413),
     ],
     ids=["no JSON", "no model", "large"],

@@ -80,8 +80,8 @@ def test_so_is_a_verdict(untold: list[int], token_ids: list[int], data: st.DataO
 
 
 def test_a_token_of_128256_takes_17_bits_up_and_no_more_than_12_down() -> None:
-    """Where one guess of a batch stands on the average, or more; where the target draws alone, its
-    own bits and one more, or 24 of a single one."""
+    """Where one guess of a batch stands on the average, or more; one that the target draws alone
+    takes 24, or 17.5 of sixteen that are told together."""
     codec = FrameCodec("same-token", 128_256)
     assert codec.guess_bits(None) == 17
     for guesses in range(32):

@@ -1,4 +1,4 @@
-"""Spans of requests: whose trace they belong to, what they say, and that nobody waits for them."""
+"""Spans of requests: whose trace they belong to, what they say, and that they delay none."""
 
 from __future__ import annotations
 
