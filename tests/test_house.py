@@ -37,7 +37,7 @@ BUDGETS = {
     # 330 for several steps by one call, 120 to load machine code alone,
     # 10 to leave a neighbour its core, 120 to ask for masks, and for what follows, between the
     # steps of a call, 200 to search blocks, and masks of them, as vectors
-    "actors": 24_950,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 24_920,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
     # 650 for several steps at once, 340 for their masks and forced tokens, 60 for long constants,
@@ -47,7 +47,7 @@ BUDGETS = {
     "cluster": 9_450,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
     # for ranks on GPUs, 80 to prove a body in a process that ends, 80 for what replicas share,
     # 330 for shards at the ranks, 30 for a device's text whose engine dies
-    "serve_app": 19_060,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
+    "serve_app": 18_970,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
     # 490 for what grammars, tools, Responses and Messages had ignored, dropped or waited for
     "loadtest": 14_690,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models,
     # 210 for an engine of an 8B model's shape

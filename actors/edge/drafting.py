@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -9,13 +10,96 @@ import numpy as np
 from lexshard.actors.drafter.draft_cache import MOST_PENDING
 from lexshard.actors.drafter.protocol import GuessingModel
 from lexshard.actors.drafter.task import Draft, DraftTask
-from lexshard.actors.edge.frames import FrameCodec, GuessBatch
+from lexshard.actors.edge.frames import MOST_GUESSES, EdgeMode, FrameCodec, GuessBatch
 from lexshard.actors.edge.lattice import Lattice, lattice_bits, least_bits
-from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.lattice import draw, quantise, sparsify
+
+
+class ConformalThreshold:
+    """Below it a drafted distribution's tokens are dropped. A token that drops more mass than
+    ``alpha`` lowers it, one that drops less raises it, by the rate ``eta`` (online conformal
+    control; C-SQS, equation 8 and algorithm 1): so tokens that the verifier heard of drop ``alpha``
+    at most on the average. It begins with ``first``. Raises ValueError for values that bound
+    nothing.
+
+    What is kept may go below 0, to ``-eta (1 - alpha)``, for there nothing is dropped: a clamp
+    would give back what is never paid (docs/edge.md). What is used is at least 0. Above 1, where it
+    would only save up what may be dropped later, it is clamped."""
+
+    def __init__(self, alpha: float, eta: float, first: float) -> None:
+        if not 0 < alpha < 1 or not 0 < eta < float("inf") or not 0 <= first <= 1:
+            raise ValueError(
+                f"alpha {alpha} must be between 0 and 1, eta {eta} above 0, and the first "
+                f"threshold {first} from 0 to 1"
+            )
+        self._alpha, self._eta, self._first = alpha, eta, first
+        self._states = [first]  # of the tokens on their way, and of the next one
+        self._dropped: list[float] = []  # by the tokens on their way
+        self.tokens = 0  # that the verifier has heard of
+        self.dropped = 0.0  # by them, in all
+
+    @property
+    def value(self) -> float:
+        """Tokens less likely than this are dropped of the next distribution."""
+        return max(0.0, self._states[-1])
+
+    def drafted(self, dropped: float) -> None:
+        """A token was drafted with `value`, which dropped so much; none at a threshold of 0."""
+        self._dropped.append(dropped)
+        self._states.append(min(1.0, self._states[-1] - self._eta * (dropped - self._alpha)))
+
+    def heard(self, used: int, *, goes_on: bool = False) -> None:
+        """Of the tokens that were drafted, ``used`` have been said, as they were guessed or, the
+        last one, otherwise. What was drafted behind them ``goes_on``, or never was."""
+        used = min(used, len(self._dropped))
+        self.tokens += used
+        self.dropped += sum(self._dropped[:used])
+        del self._states[:used], self._dropped[:used]
+        if not goes_on:
+            del self._states[1:], self._dropped[:]
+
+    @property
+    def average(self) -> float:
+        """The mass that tokens dropped on the average."""
+        return self.dropped / max(1, self.tokens)
+
+    @property
+    def bound(self) -> float:
+        """What `average` cannot exceed, whatever the distributions are."""
+        spent = self._first + self._eta * (1 - self._alpha)
+        return self._alpha + spent / (self._eta * max(1, self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """A batch ends before it would exceed ``budget_bits`` (of guesses, not of its header) and after
+    ``longest`` guesses. ``thrift`` is `DraftPace`'s, ``size`` and ``resolution`` `FrameCodec`'s;
+    what follows is `ConformalThreshold`'s. Raises ValueError for what does not fit or bounds
+    nothing."""
+
+    mode: EdgeMode = "same-token"
+    size: int = 32
+    resolution: int = 100
+    budget_bits: int = 5_000
+    longest: int = 16
+    thrift: float = 0.1
+    alpha: float = 0.05
+    eta: float = 0.01
+    first_threshold: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.budget_bits < 1 or not 1 <= self.longest <= MOST_GUESSES:
+            raise ValueError(f"a batch has 1 to {MOST_GUESSES} guesses and a budget above 0 bits")
+        if not 0 <= self.thrift <= 1:
+            raise ValueError(f"thrift {self.thrift} must be from 0 to 1")
+        self.threshold()
+
+    def threshold(self) -> ConformalThreshold:
+        """Of one text, in mode ``csqs``."""
+        return ConformalThreshold(self.alpha, self.eta, self.first_threshold)
 
 
 class EdgeDrafter:

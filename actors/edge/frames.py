@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Literal
 
 from lexshard.actors.edge.lattice import Lattice, decode, encode, lattice_bits, least_bits
-from lexshard.actors.edge.settings import MOST_GUESSES, EdgeMode
 from lexshard.actors.messages import guesses_go_on
 
-VERSION = 5  # of frames, and of all that crosses a session: told when it begins
-# How batches begin, and no message beside them: zlib's begin with 01. Verdicts begin with one 0,
-# which no array of msgpack does.
-MARK, MARK_BITS = 0, 2
-NUMBER_BITS, POSITION_BITS, COUNT_BITS = 5, 24, MOST_GUESSES.bit_length()
-HEADER_BITS = MARK_BITS, NUMBER_BITS, POSITION_BITS, COUNT_BITS, COUNT_BITS
+EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
+MOST_GUESSES = 255  # of a batch
+VERSION = 6  # of frames, and of all that crosses a session: told when it begins
+# Frames begin with one 0, which no array of msgpack does.
+NUMBER_BITS, POSITION_BITS, COUNT_BITS = 6, 24, MOST_GUESSES.bit_length()
+HEADER_BITS = 1, NUMBER_BITS, POSITION_BITS, COUNT_BITS, COUNT_BITS
 NUMBERS = 1 << NUMBER_BITS
 PLACE_BITS = 4  # of a batch among those that have no answer
 MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary takes a quarter of a minute
@@ -86,7 +86,7 @@ class FrameCodec:
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
         number = batch.number % NUMBERS
-        header = MARK, number, batch.position, len(batch.token_ids), batch.alone
+        header = 0, number, batch.position, len(batch.token_ids), batch.alone
         fields = [*zip(header, HEADER_BITS, strict=True)]
         for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
             if (lattice is None) != (self.mode == "same-token"):
@@ -107,9 +107,7 @@ class FrameCodec:
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        mark, number, position, count, alone = map(bits.read, HEADER_BITS)
-        if mark != MARK:
-            raise FrameError("this is no batch")
+        _, number, position, count, alone = map(bits.read, HEADER_BITS)
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from uuid import uuid4
 
 from lexshard.actors.edge.frames import NUMBERS, BatchVerdict, FrameCodec, FrameError, GuessBatch
 from lexshard.actors.messages import (
@@ -20,7 +21,7 @@ MOST_UNANSWERED = 12  # batches of one text, each of which may hold 255 distribu
 
 
 class TextLedger:
-    """``said`` are prompt and output. Batches have numbers from 1 on, which frames say modulo 32;
+    """``said`` are prompt and output. Batches have numbers from 1 on, which frames say modulo 64;
     ``last`` is that of the last one."""
 
     def __init__(self, said: Sequence[int]) -> None:
@@ -91,13 +92,6 @@ class GuessChain(TextLedger):
         if going and not going[0].goes_on_from(self.said):
             self._dropped = self.last
 
-    def resumed(self, last: int, unanswered: Collection[int]) -> None:
-        """After a lost connection, when all that was missed is told: of the batches up to the
-        ``last`` that came, some are ``unanswered``. What else was on its way is lost."""
-        self.last, self._dropped = last, min(last, self._dropped)
-        self.unanswered = {n: each for n, each in self.unanswered.items() if n in unanswered}
-        self.told((), None)  # nothing but whether the first of them goes on
-
 
 class VerifiedText(TextLedger):
     """The target's, of what is said in answer to ``request``, whose guesses come from outside."""
@@ -107,6 +101,12 @@ class VerifiedText(TextLedger):
         verify: VerifyMode = "same-token" if codec.mode == "same-token" else "same-distribution"
         self.request = replace(request, drafting=Drafting("client", verify))
         self.codec = codec
+
+    def behind(self, length: int) -> VerifiedText:
+        """The text that goes on behind its first ``length`` tokens, as another sequence."""
+        said = tuple(self.said[len(self.request.prompt_ids) : length])
+        request = replace(self.request, request_id=uuid4().hex, resumed_ids=said)
+        return VerifiedText(self.codec, request)
 
     def arrived(self, batch: GuessBatch) -> Drafts:
         """A batch as the engine hears it. Raises `FrameError` for one that cannot be here, now."""

@@ -9,14 +9,16 @@ To a target that draws alone round trips are nothing: it is asked for more befor
 from __future__ import annotations
 
 import math
+from collections import deque
+from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 import numpy as np
 
 WEIGHT = 0.97  # of what was measured before, each time
-LEAST_LIKELY, MOST_LIKELY = 0.02, 0.995  # that a guess stands: one never knows
 FIRST_ACCEPTANCE, PRIOR_GUESSES = 0.7, 4.0
-FIRST_GUESSES, FIRST_ALONE = 4, 16  # while nothing is known
+FIRST_ALONE = 64  # tokens of a run, while nothing is known
+TRIPS = 32  # that are remembered
 HICCUP_SECONDS = 0.02
 LEAST_ALONE, MOST_ALONE = 8, 128  # tokens of a run
 
@@ -29,10 +31,10 @@ class Pace(NamedTuple):
 
 
 class DraftPace:
-    """Learns what drafting, sending and waiting cost on this link, in seconds, and what guesses are
-    worth. A batch has ``longest`` at most. ``thrift`` is how likely one must be to be drafted
-    ahead, and by which part a target that draws alone must be the quicker: 0 saves time, 1 energy.
-    """
+    """Learns what drafting, sending and waiting cost on a link, in seconds, `connected` first, and
+    what guesses are worth. A batch has ``longest`` at most. ``thrift`` is how likely one must be to
+    be drafted ahead, and by which part a target that draws alone must be the quicker: 0 saves time,
+    1 energy."""
 
     def __init__(self, *, longest: int, thrift: float) -> None:
         self._longest = longest
@@ -40,19 +42,18 @@ class DraftPace:
         self._tested = self._stood = 0.0
         self._draft = 0.0  # of one guess
         self._guess_bits = 0.0
-        self._trips = _Line()  # by the bits of a batch
-        self._own = self._told = 0.0  # of a token of the target's own, as it comes, and as it says
+        self._trips = _Trips(maxlen=TRIPS)
+        self.own_seconds = 0.0  # of a token of the target's own; 0 while that is not known
 
     @property
     def acceptance(self) -> float:
         """How likely the next guess is to stand."""
-        stood = self._stood + PRIOR_GUESSES * FIRST_ACCEPTANCE
-        return min(MOST_LIKELY, max(LEAST_LIKELY, stood / (self._tested + PRIOR_GUESSES)))
+        return (self._stood + PRIOR_GUESSES * FIRST_ACCEPTANCE) / (self._tested + PRIOR_GUESSES)
 
     @property
     def round_trip(self) -> float:
         """From sending an empty batch to its verdict."""
-        return max(1e-9, self._trips.at(0.0))
+        return max(1e-9, self._trips.seconds(0.0))
 
     def drafted(self, guesses: int, seconds: float, bits: int) -> None:
         """Drafting took so long, and makes a batch of so many bits."""
@@ -61,25 +62,22 @@ class DraftPace:
 
     def connected(self, seconds: float) -> None:
         """A connection took so long: the first that is heard of the way."""
-        if not self._trips.known:
-            self._trips.add(0.0, seconds)
+        if not self._trips:
+            self._trips.append((0.0, seconds))
 
     def travelled(self, bits: int, seconds: float) -> None:
         """A batch that had the link to itself was answered after so long. A hiccup, a kernel that
         was compiled, counts as twice what was expected: a slower link is believed soon enough."""
-        if self._trips.known:
-            seconds = min(seconds, 2 * self._trips.at(bits) + HICCUP_SECONDS)
-        self._trips.add(bits, seconds)
-
-    def says(self, seconds: float) -> None:
-        """So long a token takes, says the target (0: unknown). It counts until some have come."""
-        self._told = seconds
+        most = 2 * self._trips.seconds(bits) + HICCUP_SECONDS
+        self._trips.append((bits, min(seconds, most)))
 
     def drew(self, seconds: float) -> None:
-        """A token of the target's own came so long after the one before it; see `travelled`."""
-        if self._own:
-            seconds = min(seconds, 2 * self._own + HICCUP_SECONDS)
-        self._own = _blend(self._own, seconds)
+        """A token of the target's own came so long after the one before it; see `travelled`. What
+        is known of guesses fades: where they did not pay, they are tried again."""
+        if self.own_seconds:
+            seconds = min(seconds, 2 * self.own_seconds + HICCUP_SECONDS)
+        self.own_seconds = _blend(self.own_seconds, seconds)
+        self.heard(0, 0)
 
     def heard(self, tested: int, stood: int) -> None:
         """So many guesses were tested."""
@@ -88,8 +86,6 @@ class DraftPace:
 
     def next(self) -> Pace:
         """For a target that waits, or soon will."""
-        if not self._trips.known:
-            return Pace(min(FIRST_GUESSES, self._longest))
         length, rate = self._length()
         if length == 0:  # what was dear once is tried again, or nothing would ever tell
             self._draft *= 0.9
@@ -102,11 +98,6 @@ class DraftPace:
         return Pace(length)
 
     @property
-    def own_seconds(self) -> float:
-        """Of a token of the target's own; 0 while that is not known."""
-        return self._own or self._told
-
-    @property
     def lead(self) -> int:
         """So many tokens before a run of the target's own ends it is to be asked for the next."""
         if not self.own_seconds:
@@ -115,48 +106,38 @@ class DraftPace:
 
     def ahead(self, guessed: int) -> int:
         """Guesses to add behind ``guessed`` that are on their way, 0: wait."""
-        if not self._trips.known or self._length()[0] == 0:
+        if self._length()[0] == 0:
             return 0
         # No more than the link carries, or the device drafts, until the first is answered; the
         # first to be added stands behind a guess at what comes after those on their way.
-        seconds = max(self._draft, self._guess_bits * self._trips.slope)
-        room = self._trips.at(self._guess_bits) / seconds if seconds > 0 else math.inf
+        seconds = max(self._draft, self._guess_bits * self._trips.bit_seconds)
+        room = self._trips.seconds(self._guess_bits) / seconds if seconds > 0 else math.inf
         places = np.arange(guessed, guessed + self._longest)
         wanted = (places < room) & (self.acceptance ** (places + 1) >= self._thrift)
         return int(wanted.sum())
 
     def _length(self) -> tuple[int, float]:
         """Guesses of a batch that is waited for, and the tokens per second that it brings."""
-        guess = self._draft + self._guess_bits * self._trips.slope
+        guess = self._draft + self._guess_bits * self._trips.bit_seconds
         counts = np.arange(self._longest + 1)
         rates = np.cumsum(self.acceptance**counts) / (counts * guess + self.round_trip)
         return int(rates.argmax()), float(rates.max())
 
 
-class _Line:
-    """Seconds by bits: least squares, in which the past fades."""
-
-    def __init__(self) -> None:
-        self._sums = np.zeros(5)  # of 1, x, y, x x and x y
+class _Trips(deque[tuple[float, float]]):
+    """The bits and seconds of the last ones, on a line by least squares."""
 
     @property
-    def known(self) -> bool:
-        return bool(self._sums[0])
-
-    def add(self, x: float, y: float) -> None:
-        self._sums = WEIGHT * self._sums + (1, x, y, x * x, x * y)
-
-    @property
-    def slope(self) -> float:
-        weight, xs, ys, xx, xy = self._sums.tolist()
-        spread = weight * xx - xs * xs
-        if spread <= 1e-9 * max(1.0, weight * xx):  # all of one size
+    def bit_seconds(self) -> float:
+        bits, seconds = zip(*self, strict=True)
+        if min(bits) == max(bits):  # which tell nothing of it
             return 0.0
-        return max(0.0, (weight * xy - xs * ys) / spread)
+        return max(0.0, linear_regression(bits, seconds).slope)
 
-    def at(self, x: float) -> float:
-        weight, xs, ys, *_ = self._sums.tolist()
-        return max(0.0, (ys - self.slope * xs) / weight + self.slope * x) if weight else 0.0
+    def seconds(self, bits: float) -> float:
+        """Of a batch of so many."""
+        mean_bits, mean_seconds = map(fmean, zip(*self, strict=True))
+        return max(0.0, mean_seconds + self.bit_seconds * (bits - mean_bits))
 
 
 def _blend(before: float, new: float) -> float:

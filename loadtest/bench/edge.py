@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm import tqdm
 
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.drafting import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.loadtest.bench.frame import in_turns, run_bench
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report, paired_ratio

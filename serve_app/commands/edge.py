@@ -7,19 +7,13 @@ from functools import partial
 from typing import get_args
 
 from lexshard.actors.configuration import DraftHeadChoice
-from lexshard.actors.edge.settings import EdgeMode
+from lexshard.actors.edge.frames import EdgeMode
 from lexshard.cluster.config_sources import CLOUD_KEY
 from lexshard.serve_app.commands.argument_types import at_least
 from lexshard.serve_app.commands.status import server_address
 
-MODES = (
-    "what is sent of a guess: its token (the text is the server's own, the default), or what it "
-    "was drawn from: above a threshold, of K tokens, of all"
-)
-OFFLINE = (
-    "while the server is away: refuse (503, the default), or answer with the draft model alone, "
-    "which every reply says ('offline': true)"
-)
+MODES = "sent of a guess: its token (default), or what it was drawn from (csqs, K tokens, all)"
+OFFLINE = "while the server is away: 503 (default), or the draft model answers alone, and says so"
 THRIFT = "how likely a guess must be to be drafted ahead: 0 saves time, 1 energy (0.1)"
 CLOUD = f"of a lexshard server (its key: {CLOUD_KEY})"
 

@@ -7,19 +7,22 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
+import msgspec
 from transformers.utils.logging import disable_progress_bar
+from websockets.exceptions import WebSocketException
 
 from lexshard.actors.configuration import DraftHeadChoice, EngineConfiguration, EngineInformation
 from lexshard.actors.drafter.build import drafter_of
 from lexshard.actors.drafter.loading import load_draft_model
 from lexshard.actors.drafter.protocol import GuessingModel
-from lexshard.actors.edge.drafting import EdgeDrafter
+from lexshard.actors.edge.drafting import EdgeDrafter, EdgeSettings
 from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
-from lexshard.actors.edge.settings import EdgeSettings
 from lexshard.actors.engine.start.information import describe_model
 from lexshard.actors.faults import LoggedFault
 from lexshard.actors.kv_cache import BLOCK_TOKENS
@@ -39,8 +42,7 @@ TEXTS = 8  # of full length, that its cache holds at once
 MOST_BLOCKS = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeModel:
+class EdgeModel(NamedTuple):
     """What drafts, what it reads, and what an engine of it alone would say of itself."""
 
     drafter: GuessingModel
@@ -182,7 +184,7 @@ class EdgeClient:
             if self.away is not None:  # the device stops; else the client has gone
                 emit(SequenceEvent.failure(request, self.away, "abort"))
             raise
-        except FrameError as error:
+        except (FrameError, msgspec.DecodeError) as error:
             logger.error("the server says what cannot be: %s", error)
             emit(SequenceEvent.failure(request, str(error)))
         except Exception:
@@ -205,7 +207,9 @@ class EdgeClient:
             before = self.away
             try:
                 cloud = await asyncio.to_thread(self._link.ask)
-                await self._link.prepare(cloud)
+                with suppress(OSError, WebSocketException):  # of which the first text hears
+                    async with self._link.connection():
+                        pass
                 self.restarts += self.cloud is not None
                 self.cloud, self.away = cloud, None
             except CloudError as error:

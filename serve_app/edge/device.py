@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -27,12 +27,8 @@ logger = logging.getLogger("lexshard.edge")
 
 MOST_GOING = 8  # batches on their way
 PATIENCE_SECONDS = 30.0  # for a server that is away
-RETRY_SECONDS = (0.0, 0.1, 0.3, 1.0)  # before each attempt to come back; then the last
-PROBE_GUESSES, PROBE_EVERY = 4, 32  # while the target goes on alone
-DRAWING_AND_ENDING = {
-    *("temperature", "top_k", "top_p", "min_p", "seed", "draft"),
-    *("max_tokens", "stop_token_ids", "ignore_eos"),
-}
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed", "draft")
+ENDING = ("max_tokens", "stop_token_ids", "ignore_eos")
 Emit = Callable[[SequenceEvent], None]
 InThread = Callable[..., Awaitable[Any]]
 """Calls a function with arguments where the draft model lives, one call at a time."""
@@ -44,7 +40,7 @@ async def say_alone(
     """What the draft model says by itself while the server is away: quick, and another model's
     text. What takes more than drawing is refused."""
     parameters, history = request.parameters, list(request.prompt_ids)
-    others = (each for each in fields(parameters) if each.name not in DRAWING_AND_ENDING)
+    others = (each for each in fields(parameters) if each.name not in DRAWING + ENDING)
     if asked := [each.name for each in others if getattr(parameters, each.name) != each.default]:
         reason = f"the server is away, and the draft model alone has no {', '.join(asked)}"
         emit(SequenceEvent.failure(request, reason, refused=True))
@@ -75,9 +71,7 @@ class EdgeText:
     heard_at: float = 0.0
     opened_at: float = math.inf  # when the session began, or went on, over this connection
     runs_to: int = 0  # length of the text up to which the target goes on alone
-    probe: tuple[int, Sequence[int]] = (0, ())  # guesses that were not sent, from where
     unsent: GuessBatch | None = None
-    comes_back: bool = False  # and has not heard yet what it missed
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +79,7 @@ class EdgeText:
 
     async def run(self) -> None:
         """Raises `FrameError` where the server says what cannot be."""
-        away, attempt, heard = 0.0, 0, -1
+        away, heard = 0.0, -1
         while True:
             self.opened_at = math.inf
             try:
@@ -97,17 +91,14 @@ class EdgeText:
                     self._fail(f"the server refuses the link: {error}", "abort")
                     return
                 logger.info("the link is lost: %s", error or type(error).__name__)
-            if self.length > heard:
-                attempt, heard = 0, self.length
-            now, pause = time.monotonic(), RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
-            if attempt == 0 or now - self.opened_at > pause:  # one that only begins is still away
-                away = now
+            now = time.monotonic()
+            if self.length > heard or now - self.opened_at > 1.0:  # it did more than to begin
+                away, heard = now, self.length
             elif now - away > PATIENCE_SECONDS:
                 self._fail("the server is away", "abort")
                 return
             self.link.count(edge_lost_links=1)
-            await asyncio.sleep(pause)
-            attempt += 1
+            await asyncio.sleep(min(1.0, max(0.1, now - away)) if now > away else 0.0)
 
     @property
     def length(self) -> int:
@@ -117,12 +108,12 @@ class EdgeText:
         """Over one connection, until the text ends. Raises what ends it before."""
         self.timed, self.heard_at = None, 0.0
         await self._send(connection, self._beginning())
-        waits = self.comes_back
-        while self.comes_back or not self.ended:  # the next text begins behind the last word
+        waits = False
+        while not self.ended:
             with suppress(TimeoutError):  # all that has come is heard first
                 async with asyncio.timeout(None if waits else 0):
                     self._hear(await connection.recv(decode=False))
-                waits = self.comes_back
+                waits = False
                 continue
             if self.unsent is not None:
                 batch, self.unsent = self.chain.note(self.unsent), None
@@ -133,12 +124,11 @@ class EdgeText:
                 waits = True
 
     def _beginning(self) -> bytes:
-        self.comes_back = self.session is not None
-        if self.session is not None:
-            return wire.encode_beginning(wire.Resuming(self.session, self.length))
         self.chain = GuessChain(self.chain.said)
         self.runs_to, self.unsent = 0, None
         self._settle()
+        if self.session is not None:
+            return wire.encode(wire.Resuming(self.session, self.length))
         request, codec = self.request, self.drafter.codec
         said = self.chain.said[len(request.prompt_ids) :]
         opening = wire.Opening(
@@ -153,7 +143,7 @@ class EdgeText:
             resolution=codec.resolution,
             size=codec.size,
         )
-        return wire.encode_beginning(opening)
+        return wire.encode(opening)
 
     def _wanted(self) -> Pace | None:
         """What to send next; None: wait."""
@@ -178,9 +168,6 @@ class EdgeText:
         """A batch behind all there is."""
         started, history = time.monotonic(), self.chain.history
         if not wanted.guesses:
-            if wanted.alone and len(history) >= self.probe[0] + PROBE_EVERY:
-                probed = await self.in_thread(self.drafter.tokens, history, PROBE_GUESSES)
-                self.probe = len(history), probed
             return GuessBatch(0, len(history), (), alone=wanted.alone)
         batch: GuessBatch = await self.in_thread(self.drafter.draft, history, wanted.guesses)
         count, seconds = len(batch.token_ids), time.monotonic() - started
@@ -209,19 +196,15 @@ class EdgeText:
     def _hear(self, content: bytes) -> None:
         """Raises `FrameError` for what cannot be."""
         self.link.count(edge_downlink_bits=8 * len(content))
-        if wire.is_verdict(content):
+        if wire.is_frame(content):
             self._take(self.chain.event_of(content, self.drafter.codec, self.request))
             return
         match wire.decode_reply(content):
             case wire.Told() as told:
                 self._take(told.event_of(self.request))
-            case wire.Opened(session, last, unanswered):
+            case wire.Opened(session):
                 self.session, self.opened_at = session, time.monotonic()
-                if self.comes_back:
-                    self.chain.resumed(last, unanswered)
-                    self.comes_back = False
-                    self._settle()
-            case wire.Refused(404) if self.comes_back:
+            case wire.Refused(404) if self.session is not None:
                 self.session = None  # begins anew, with the text as far as it is here
             case wire.Refused(408):  # it came over an idle connection when the server closed that
                 raise ConnectionError("the server has closed an idle connection")
@@ -234,8 +217,6 @@ class EdgeText:
         chain, pace, new = self.chain, self.link.pace, event.token_ids
         before, guessed = chain.answered, chain.history[self.length :]
         length, untold = self.length, chain.untold
-        if self.probe[0] == self.length and not chain.going:
-            guessed = [*self.probe[1]]  # which was not sent
         chain.told(new, event.answers)
         stood = guesses_that_stand(guessed, new)
         tested = min(len(guessed), len(new), stood + 1)
@@ -250,8 +231,7 @@ class EdgeText:
             if self.timed is not None:
                 drawing = max(0, len(new) - brought) * pace.own_seconds
                 pace.travelled(self.timed[0], now - self.timed[1] - drawing)
-        elif new and self.heard_at and not self.comes_back:
-            # What was missed comes at once, which says nothing of how it was drawn.
+        elif new and self.heard_at:
             pace.drew((now - self.heard_at) / len(new))
         self.timed, self.heard_at = None, now
         self._settle()
@@ -270,5 +250,5 @@ class EdgeText:
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
 
     def _fail(self, message: str, reason: FinishReason = "error", *, refused: bool = False) -> None:
-        self.ended, self.comes_back = True, False
+        self.ended = True
         self.emit(SequenceEvent.failure(self.request, message, reason, refused=refused))

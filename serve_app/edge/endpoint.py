@@ -1,8 +1,8 @@
 """``/v1/edge``: what a device must know (GET), and its texts (WebSocket).
 
-Each text is one sequence of the engine that waits for a device's guesses. Its session outlives its
-connection for a while, and keeps what the device misses. It is lost with its API process; the
-device then begins a new one, with the text as far as it has it.
+Each text is one sequence of the engine that waits for a device's guesses, and ends with its
+connection. Its session outlives that for a while: the device says how much of the text it has, and
+the rest is another sequence. It is lost with its API process; the device then begins a new one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -56,9 +56,7 @@ class EdgeEndpoint:
         """What a device must know before it drafts."""
         self._check_enabled()
         names, template = state.config.model_names, state.tokenizer.chat_template
-        told = state.client.statistics
-        seconds = (told.body_seconds + told.head_seconds + told.decide_seconds) / max(1, told.steps)
-        cloud = wire.Cloud(names, await self._vocabulary(), template, state.information(), seconds)
+        cloud = wire.Cloud(names, await self._vocabulary(), template, state.information())
         return json_response(msgspec.to_builtins(cloud))
 
     async def serve(self, device: WebSocket) -> None:
@@ -74,10 +72,10 @@ class EdgeEndpoint:
                     async with asyncio.timeout(SILENT_SECONDS):
                         content = await device.receive_bytes()
                 except TimeoutError:
-                    if session is None or session.events:
+                    if session is None or session.ended or session.record.first_token_time:
                         raise ApiError(408, "the device says nothing") from None
                     continue  # it waits for its turn in the engine
-                if session is not None and wire.is_batch(content):
+                if session is not None and wire.is_frame(content):
                     await session.arrived(content, device)
                     continue
                 if session is not None:  # the next text over the same connection
@@ -85,11 +83,11 @@ class EdgeEndpoint:
                     session = None
                     record = _record(record.client, record.lowest_priority, record.cache_salt)
                 session, length = await self._begun(content, record)
-                await session.go_on_with(device, length)
+                session.go_on_with(device, length)
         except WebSocketDisconnect as error:
             if session is not None and error.code != LEFT:
                 session.leave(device)
-        except (FrameError, KeyError, RuntimeError) as error:
+        except (FrameError, msgspec.DecodeError, KeyError, RuntimeError) as error:
             # KeyError: a message that is text; RuntimeError: another connection has taken over.
             await self._refuse(device, record, ApiError(400, f"a bad frame: {error}"))
         except ApiError as error:
@@ -102,15 +100,14 @@ class EdgeEndpoint:
 
     async def _begun(self, content: bytes, record: RequestRecord) -> tuple[EdgeSession, int]:
         """The session that a message asks for, and how much of its text the device has."""
-        most = self._state.config.max_body_bytes  # 16 MiB of zeros take 0.1 s to unpack
-        beginning = await asyncio.to_thread(wire.decode_beginning, content, most)
-        if isinstance(beginning, wire.Opening):
-            session = await self._opened(beginning, record)
+        asked = wire.decode_beginning(content)
+        if isinstance(asked, wire.Opening):
+            session = await self._opened(asked, record)
             return session, session.begin
-        found = self._sessions.get(beginning.session)
-        if found is None or found.record.client != record.client:
+        found = self._sessions.get(asked.session)
+        if found is None or found.record.client != record.client or not found.has(asked.length):
             raise ApiError(404, "no such session")
-        return found, beginning.length
+        return found, asked.length
 
     async def _opened(self, opening: wire.Opening, record: RequestRecord) -> EdgeSession:
         """A new session. Raises `ApiError` or `FrameError` for what is wrong with what is asked."""
@@ -171,14 +168,14 @@ class EdgeEndpoint:
             if device.application_state is WebSocketState.CONNECTING:
                 await device.send_denial_response(error.response())
                 return
-            await device.send_bytes(wire.encode_reply(wire.Refused(error.status, error.message)))
-            await _close(device, 4000 + error.status, error.message)
+            await device.send_bytes(wire.encode(wire.Refused(error.status, error.message)))
+            await device.close(4000 + error.status, error.message[:120])
 
 
 @dataclass(slots=True, eq=False)
 class EdgeSession:
-    """One text of one device, which may be away. It is among ``sessions``, by its name, and runs in
-    the event loop from the beginning until `end`, which must be called."""
+    """One text of one device, which may be away: then it does not go on. It is among ``sessions``,
+    by its name, from the beginning until `end`, which must be called."""
 
     sessions: dict[str, EdgeSession]
     state: ServerState
@@ -189,17 +186,15 @@ class EdgeSession:
     device: WebSocket | None = None
     ended: bool = False  # the text has
     begin: int = field(init=False)  # length of the text when it began
-    events: list[tuple[int, SequenceEvent]] = field(default_factory=list)  # and length after each
-    saying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    expiry: asyncio.TimerHandle | None = None
-    stream: EventStream = field(init=False)
-    following: asyncio.Task[None] = field(init=False)
+    running: ExitStack = field(default_factory=ExitStack)  # what stops when its device has left
 
     def __post_init__(self) -> None:
         self.begin = len(self.text.said)
-        self.stream = self.state.client.submit([self.text.request])
-        self.following = asyncio.get_running_loop().create_task(self._follow())
         self.sessions[self.name] = self
+
+    def has(self, length: int) -> bool:
+        """Whether the text can go on behind so many tokens; behind its last one nothing does."""
+        return self.begin <= length < len(self.text.said) + (not self.ended)
 
     async def arrived(self, content: bytes, device: WebSocket) -> None:
         """A frame over the connection to ``device``, one that was on its way when another took over
@@ -215,38 +210,30 @@ class EdgeSession:
             raise FrameError("the session goes on over another connection")
         self.state.client.draft(self.text.arrived(batch))
 
-    async def go_on_with(self, device: WebSocket, length: int) -> None:
-        """Tells ``device``, which has ``length`` tokens of the text, what it has missed, and then
-        of the text as it goes on. Raises `FrameError` where it has another text."""
-        async with self.saying:
-            if length != self.begin and length not in (end for end, _ in self.events):
-                raise FrameError(f"no word has ended after {length} tokens")
-            missed = [event for end, event in self.events if end > length]
-            if not missed and self.ended:
-                missed = [self.events[-1][1]]
-            before, self.device = self.device, device
-            if self.expiry is not None:
-                self.expiry.cancel()
-            opened = wire.Opened(self.name, self.text.last, tuple(self.text.unanswered))
-            for reply in (*map(wire.Told.of, missed), opened):
-                await device.send_bytes(wire.encode_reply(reply))
-        if before is not None:
-            await _close(before, wire.TAKEN_OVER, "the session goes on over another connection")
+    def go_on_with(self, device: WebSocket, length: int) -> None:
+        """Tells ``device``, which has ``length`` tokens of the text, how it goes on behind them:
+        what else was drawn has not arrived, and is drawn again."""
+        self.device = device
+        self.running.close()
+        self.text = self.text.behind(length)
+        stream = self.state.client.submit([self.text.request])
+        self.running.callback(stream.close)
+        following = asyncio.get_running_loop().create_task(self._follow(stream, device))
+        self.running.callback(following.cancel)
 
     def leave(self, device: WebSocket) -> None:
         """The connection is lost; the session waits for another, but not for ever."""
         if self.device is device:
             self.device = None
+            self.running.close()
             patience = self.state.config.edge_resume_seconds
-            self.expiry = asyncio.get_running_loop().call_later(patience, self.end)
+            expiry = asyncio.get_running_loop().call_later(patience, self.end)
+            self.running.callback(expiry.cancel)
 
     def end(self) -> None:
         """Nothing of it stays; twice does no harm."""
         if self.sessions.pop(self.name, None) is not None:
-            if self.expiry is not None:
-                self.expiry.cancel()
-            self.following.cancel()
-            self.stream.close()
+            self.running.close()
             if not self.ended:
                 self._observe()
 
@@ -256,42 +243,41 @@ class EdgeSession:
         self.record.completion_tokens = len(self.text.said) - self.begin
         _observe(self.state, self.record)
 
-    async def _follow(self) -> None:
-        """Tells the device of every event, until the text has ended."""
+    async def _follow(self, stream: EventStream, device: WebSocket) -> None:
+        """Tells ``device`` that the text goes on, and of every event until it has ended."""
+        end = None
         try:
-            while not self.ended:
-                for event in in_few(await self.stream.arrived()):
-                    async with self.saying:
-                        await self._tell(event)
+            await _send(device, wire.encode(wire.Opened(self.name)))
+            while end is None:
+                for event in in_few(await stream.arrived()):
+                    end = event.finish_reason
+                    await _send(device, self._heard(event))
         except Exception:
             logger.exception("id=%s: the session fails", self.record.request_id)
             self.record.status = 500
-            if self.device is not None:
-                await _close(self.device, wire.BROKEN, "internal error")
+            with suppress(*GONE):
+                await device.close(wire.BROKEN, "internal error")
             self.end()
 
-    async def _tell(self, event: SequenceEvent) -> None:
-        self.ticket.set_waiting(0)
+    def _heard(self, event: SequenceEvent) -> bytes:
+        """The text goes on: what tells of it."""
+        if not self.ended:
+            self.ticket.set_waiting(0)
         if event.timing is not None:
             self.record.note_timing(event.timing)
         if event.token_ids and self.record.first_token_time is None:
             self.record.first_token_time = time.monotonic()
         verdict = self.text.happened(event)
-        self.events.append((len(self.text.said), event))
-        if event.finish_reason is not None:
+        if event.finish_reason is not None and not self.ended:
             self.ended = True
             self._observe()
-        if (device := self.device) is not None:
-            try:
-                await device.send_bytes(verdict or wire.encode_reply(wire.Told.of(event)))
-            except GONE:  # its handler hears of it, too
-                self.leave(device)
+        return verdict or wire.encode(wire.Told.of(event))
 
 
-async def _close(device: WebSocket, code: int, reason: str) -> None:
-    """Closes a connection that may be gone."""
+async def _send(device: WebSocket, content: bytes) -> None:
+    """To a connection that may be gone, of which its handler hears, too."""
     with suppress(*GONE):
-        await device.close(code, reason[:120])
+        await device.send_bytes(content)
 
 
 def _record(client: str, lowest_priority: int = 0, cache_salt: str = "") -> RequestRecord:

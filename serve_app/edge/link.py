@@ -9,14 +9,13 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
 from websockets.protocol import State
 
 from lexshard.actors.edge.frames import VERSION
@@ -26,7 +25,6 @@ from lexshard.actors.statistic import counter
 from lexshard.serve_app.commands.status import own_words, reason
 from lexshard.serve_app.edge import wire
 
-MOST_IDLE = 4  # connections that are kept for the next text
 OPEN_SECONDS = 10.0
 
 
@@ -74,7 +72,7 @@ class CloudLink:
             user_agent_header=None,
         )
         self._idle: list[ClientConnection] = []
-        self._counted: Counter[str] = Counter()
+        self._counted: Any = Counter()
 
     def count(self, **amounts: Any) -> None:
         """Adds to what `EdgeStatistics` has by these names."""
@@ -82,8 +80,7 @@ class CloudLink:
 
     @property
     def statistics(self) -> EdgeStatistics:
-        counted: dict[str, Any] = {**self._counted}
-        return EdgeStatistics(**counted)
+        return EdgeStatistics(**self._counted)
 
     def ask(self) -> wire.Cloud:
         """What the server says of itself. Raises `CloudError`."""
@@ -107,13 +104,6 @@ class CloudLink:
             )
         return cloud
 
-    async def prepare(self, cloud: wire.Cloud) -> None:
-        """Opens a connection for the first text, which hears of one that cannot be opened."""
-        self.pace.says(cloud.step_seconds)
-        with suppress(OSError, WebSocketException):
-            async with self.connection():
-                pass
-
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[ClientConnection]:
         """For one text, which ends with it. Raises what `websockets.connect` raises."""
@@ -126,9 +116,7 @@ class CloudLink:
         except BaseException:
             await connection.close()
             raise
-        self._idle.append(connection)
-        if len(self._idle) > MOST_IDLE:
-            await self._idle.pop().close()
+        self._idle.append(connection)  # until the server closes it
 
     async def close(self) -> None:
         for connection in self._idle:

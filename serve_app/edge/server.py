@@ -12,8 +12,7 @@ from functools import partial
 
 import uvloop
 
-from lexshard.actors.edge.drafting import warm_up
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.drafting import EdgeSettings, warm_up
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError
 from lexshard.cluster.models.folders import model_folder

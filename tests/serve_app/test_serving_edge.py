@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.drafting import EdgeSettings
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.cluster.ports import free_port
 from lexshard.loadtest.shaped_link import LinkShape, ShapedLink

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
 
-from lexshard.actors.edge.drafting import warm_up
-from lexshard.actors.edge.settings import EdgeSettings
+from lexshard.actors.edge.drafting import EdgeSettings, warm_up
 from lexshard.actors.messages import Request, SequenceEvent
 from lexshard.serve_app.edge.client import EdgeClient, EdgeModel, load_model
 from tests.support.paths import DEMO_DRAFT

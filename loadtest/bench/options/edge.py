@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from lexshard.actors.edge.settings import EdgeMode
+from lexshard.actors.edge.frames import EdgeMode
 from lexshard.loadtest.bench.frame import add_common_arguments, count, names_of, numbers
 
 MODES: tuple[str, ...] = get_args(EdgeMode)

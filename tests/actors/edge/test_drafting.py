@@ -12,10 +12,9 @@ from scipy import stats
 
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.edge.drafting import EdgeDrafter
+from lexshard.actors.edge.drafting import ConformalThreshold, EdgeDrafter, EdgeSettings
+from lexshard.actors.edge.frames import EdgeMode
 from lexshard.actors.edge.ledger import GuessChain, VerifiedText
-from lexshard.actors.edge.settings import EdgeMode, EdgeSettings
-from lexshard.actors.edge.threshold import ConformalThreshold
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from tests.support.paths import DEMO_DRAFT

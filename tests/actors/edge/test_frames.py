@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.actors.edge.frames import (
-    MARK,
-    MARK_BITS,
     NUMBER_BITS,
     NUMBERS,
     BatchVerdict,
+    EdgeMode,
     FrameCodec,
     FrameError,
     GuessBatch,
 )
 from lexshard.actors.edge.lattice import Lattice
-from lexshard.actors.edge.settings import EdgeMode
 from lexshard.kernels.lattice import draw, quantise, sparsify
 
 SIZE = 600
@@ -117,7 +115,7 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
         place = data.draw(st.integers(0, 8 * len(content) - 1))
         content[place // 8] ^= 1 << place % 8
     else:
-        content = bytearray(bytes([MARK]) + data.draw(st.binary(max_size=80)))
+        content = bytearray(bytes(1) + data.draw(st.binary(max_size=80)))
     try:
         found = codec.decode(bytes(content))
     except FrameError:
@@ -130,7 +128,7 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
 
 def one_guess(*fields: tuple[int, int]) -> bytes:
     """A batch of one, by the values and their widths in bits that come behind its header."""
-    header = (MARK, MARK_BITS), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8)
+    header = (0, 1), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8)
     text = "".join(f"{value:0{width}b}" for value, width in (*header, *fields))
     return int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8), "big")
 

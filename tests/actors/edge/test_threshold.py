@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.actors.edge.threshold import ConformalThreshold
+from lexshard.actors.edge.drafting import ConformalThreshold
 from lexshard.kernels.lattice import sparsify
 
 IDS = np.arange(40, dtype=np.int32)
