@@ -90,7 +90,7 @@ class DraftPace:
         if length == 0:  # what was dear once is tried again, or nothing would ever tell
             self._draft *= 0.9
         if self._thrift < 1 and not self.own_seconds:
-            return Pace(length, FIRST_ALONE)
+            return Pace(0, FIRST_ALONE)
         if self.own_seconds and (1 - self._thrift) / self.own_seconds > rate:
             # Twice what it draws in a round trip: it is asked again when half of it has come.
             run = math.ceil(2 * self.round_trip / self.own_seconds)

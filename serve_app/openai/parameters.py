@@ -127,7 +127,9 @@ def completion_fields(parameters: SamplingParameters, priority: int = 0) -> dict
     # Seeds are any 64 bits here, an int64 in a request.
     told["seed"] = (parameters.seed + 2**63) % 2**64 - 2**63
     told["priority"] = priority
-    # A number is said even if it is 0: where a request says none, a model's own default counts.
+    # Most numbers are said even if they are 0: a model may have its own default for them.
+    for name in ("presence_penalty", "frequency_penalty", "min_tokens", "priority"):
+        told[name] = told[name] or None
     numbers = (int, float)
     return {name: it for name, it in told.items() if it or type(it) in numbers}
 

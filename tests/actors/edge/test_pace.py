@@ -31,7 +31,8 @@ def learned(
 
 
 def test_longer_ways_have_longer_batches() -> None:
-    lengths = [learned(trip=trip).next().guesses for trip in (0.001, 0.01, 0.1, 1.0)]
+    trips = 0.001, 0.01, 0.1, 1.0
+    lengths = [learned(trip=trip, thrift=1.0).next().guesses for trip in trips]
     assert lengths == sorted(lengths)
     assert lengths[0] < 4
     assert lengths[-1] >= 10
@@ -60,7 +61,7 @@ def test_a_target_of_which_nothing_is_known_goes_on_alone_unless_that_is_too_dea
     pace, thrifty = (DraftPace(longest=16, thrift=thrift) for thrift in (0.1, 1.0))
     for each in (pace, thrifty):
         each.connected(0.1)
-    assert (pace.next().alone, thrifty.next().alone) == (FIRST_ALONE, 0)
+    assert (pace.next(), thrifty.next().alone) == (Pace(0, FIRST_ALONE), 0)
     pace.drew(0.002)
     assert pace.next() == Pace(0, 100)
     for _ in range(20):
@@ -82,7 +83,7 @@ def test_the_round_trip_is_told_apart_from_the_bits() -> None:
 
 def test_a_draft_that_took_long_once_is_tried_again() -> None:
     """A compilation, a busy moment: no guesses for a while, but not for ever."""
-    pace = learned(trip=0.05)
+    pace = learned(trip=0.05, thrift=1.0)
     pace.drafted(1, 60.0, 14)
     assert pace.next().guesses == 0
     assert any(pace.next().guesses > 0 for _ in range(100))
