@@ -260,8 +260,7 @@ def test_a_text_goes_on_behind_what_a_lost_device_has_of_it(
         said = [request.resumed_ids for request in engine.requests]
         assert said == [(), ids("a"), (), ids("abc")]
         assert len({request.request_id for request in engine.requests}) == 4
-        # More than was said, or less than it began with, is another text.
-        for length in (len(PROMPT) - 1, 99):
+        for length in (len(PROMPT) - 1, 99):  # of another text
             assert refused(client, Resuming(session.session, length)) == 404
         assert caplog.text.count("status=200 prompt=4") == 1
 

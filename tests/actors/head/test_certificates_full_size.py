@@ -49,8 +49,9 @@ def _prove_full_size(head: Head, counts: dict[str, int], seed: int) -> None:
     for screen, wanted in counts.items():
         tally = Tally()
         while tally.certified < wanted:
-            batch = random_needs(random, len(head.weight), 24, shares=shares)
-            hidden, kinds = hidden_states(random, head, screen, 24)
+            # The oracle reads all weights once for so many rows.
+            batch = random_needs(random, len(head.weight), 72, shares=shares)
+            hidden, kinds = hidden_states(random, head, screen, 72)
             shard.start_with(((1, screen),))
             judge(head, shard, hidden, kinds, batch, tally, screen)
         print(f"{screen}: {tally.report()}")
