@@ -271,7 +271,6 @@ class EdgeReply(Reply):
     vocabulary: str
     chat_template: str | None
     engine: dict[str, Any]
-    step_seconds: float
 
 
 class ScoreReply(Reply):
