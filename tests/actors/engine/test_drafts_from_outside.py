@@ -13,6 +13,7 @@ from scipy import stats
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.loop import run_engine
+from lexshard.actors.engine.several_steps import runs
 from lexshard.actors.messages import (
     Commands,
     DraftDistribution,
@@ -121,9 +122,11 @@ def test_a_sequence_waits_for_its_guesses_while_others_go_on(
 
 
 def test_what_it_draws_alone_takes_several_steps_by_one_call(
-    prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch, prompt_ids: list[tuple[int, ...]]
 ) -> None:
     """As many tokens as were asked for behind the guess, and then it waits again."""
+    for limit in ("MOST_SECONDS", "CALL_SECONDS"):  # however busy the machine is
+        monkeypatch.setattr(runs, limit, 10.0)
     parameters = SamplingParameters(temperature=0.8, max_tokens=60, ignore_eos=True, seed=5)
     request = Request("alone", 0, prompt_ids[0][:30], parameters, drafting=OUTSIDE)
     engine = drafting_engine()
