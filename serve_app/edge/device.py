@@ -78,7 +78,7 @@ class EdgeText:
         self.chain = GuessChain(self.request.prompt_ids)
 
     async def run(self) -> None:
-        """Raises `FrameError` where the server says what cannot be."""
+        """Raises `FrameError` or `msgspec.DecodeError` where the server says what cannot be."""
         away, heard = 0.0, -1
         while True:
             self.opened_at = math.inf
@@ -194,7 +194,7 @@ class EdgeText:
         await connection.send(content)
 
     def _hear(self, content: bytes) -> None:
-        """Raises `FrameError` for what cannot be."""
+        """Raises as `run`."""
         self.link.count(edge_downlink_bits=8 * len(content))
         if wire.is_frame(content):
             self._take(self.chain.event_of(content, self.drafter.codec, self.request))
