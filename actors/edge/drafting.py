@@ -20,14 +20,12 @@ from lexshard.kernels.lattice import draw, quantise, sparsify
 
 class ConformalThreshold:
     """Below it a drafted distribution's tokens are dropped. A token that drops more mass than
-    ``alpha`` lowers it, one that drops less raises it, by the rate ``eta`` (online conformal
-    control; C-SQS, equation 8 and algorithm 1): so tokens that the verifier heard of drop ``alpha``
-    at most on the average. It begins with ``first``. Raises ValueError for values that bound
-    nothing.
+    ``alpha`` lowers it, one that drops less raises it, by the rate ``eta`` (C-SQS, equation 8 and
+    algorithm 1): so tokens that the verifier heard of drop ``alpha`` at most on the average. It
+    begins with ``first``. Raises ValueError for values that bound nothing.
 
-    What is kept may go below 0, to ``-eta (1 - alpha)``, for there nothing is dropped: a clamp
-    would give back what is never paid (docs/edge.md). What is used is at least 0. Above 1, where it
-    would only save up what may be dropped later, it is clamped."""
+    What is kept may go below 0, to ``-eta (1 - alpha)``: a clamp would give back what is never paid
+    (docs/edge.md). What is used may not. Above 1, where it would only save up, it is clamped."""
 
     def __init__(self, alpha: float, eta: float, first: float) -> None:
         if not 0 < alpha < 1 or not 0 < eta < float("inf") or not 0 <= first <= 1:
@@ -77,8 +75,7 @@ class ConformalThreshold:
 class EdgeSettings:
     """A batch ends before it would exceed ``budget_bits`` (of guesses, not of its header) and after
     ``longest`` guesses. ``thrift`` is `DraftPace`'s, ``size`` and ``resolution`` `FrameCodec`'s;
-    what follows is `ConformalThreshold`'s. Raises ValueError for what does not fit or bounds
-    nothing."""
+    what follows is `ConformalThreshold`'s. Raises ValueError for what is out of its bounds."""
 
     mode: EdgeMode = "same-token"
     size: int = 32

@@ -12,7 +12,7 @@ from lexshard.cluster.config_sources import CLOUD_KEY
 from lexshard.serve_app.commands.argument_types import at_least
 from lexshard.serve_app.commands.status import server_address
 
-MODES = "sent of a guess: its token (default), or what it was drawn from (csqs, K tokens, all)"
+MODES = "sent of a guess: its token (default), or what it was drawn from: what is likely, K, all"
 OFFLINE = "while the server is away: 503 (default), or the draft model answers alone, and says so"
 THRIFT = "how likely a guess must be to be drafted ahead: 0 saves time, 1 energy (0.1)"
 CLOUD = f"of a lexshard server (its key: {CLOUD_KEY})"

@@ -25,6 +25,7 @@ from lexshard.actors.statistic import counter
 from lexshard.serve_app.commands.status import own_words, reason
 from lexshard.serve_app.edge import wire
 
+MOST_IDLE = 4  # connections that are kept for the next text
 OPEN_SECONDS = 10.0
 
 
@@ -116,7 +117,9 @@ class CloudLink:
         except BaseException:
             await connection.close()
             raise
-        self._idle.append(connection)  # until the server closes it
+        self._idle.append(connection)
+        while len(self._idle) > MOST_IDLE:
+            await self._idle.pop().close()
 
     async def close(self) -> None:
         for connection in self._idle:

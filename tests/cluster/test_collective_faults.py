@@ -88,5 +88,5 @@ def test_killed_at_any_moment() -> None:
             rank = int(random.integers(1, 3))
             delay = float(random.uniform(0, 0.1))
             took = broken_at(processes, signal.SIGKILL, delay, rank, 10 * SECONDS)
-            assert took < 5 * SECONDS, "nobody waited until a step may take no longer"
+            assert took < 5 * SECONDS, "no rank waited until a step may take no longer"
             assert processes.end_of_service(3 - rank).startswith(CollectiveLostError.__name__)

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 EXAMPLE = DOCS / "serve.example.yaml"
-# What docs/serving.md says of options that decide for themselves when nobody does.
+# What docs/serving.md says of options that decide for themselves where the operator does not.
 AUTOMATIC = {
     "on loopback",
     "the folder's name",

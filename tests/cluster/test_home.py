@@ -1,4 +1,4 @@
-"""`LEXSHARD_HOME`: one folder for what nobody wrote by hand."""
+"""`LEXSHARD_HOME`: one folder for what lexshard writes by itself."""
 
 from __future__ import annotations
 

@@ -89,6 +89,14 @@ def test_a_draft_that_took_long_once_is_tried_again() -> None:
     assert any(pace.next().guesses > 0 for _ in range(100))
 
 
+def test_guesses_that_did_not_pay_are_tried_again_while_the_target_draws_alone() -> None:
+    pace = learned(trip=0.05, alone=0.03, acceptance=0.0)
+    assert pace.next().guesses == 0
+    for _ in range(400):  # as many guesses were tested as hardly any text has
+        pace.drew(0.03)
+    assert pace.next().guesses > 0
+
+
 def test_one_answer_that_took_long_stops_no_drafts() -> None:
     pace = DraftPace(longest=16, thrift=1.0)
     pace.connected(0.06)
