@@ -34,8 +34,7 @@ RENAMED = {
     "verify": {"coupled": "same-token", "exact": "same-distribution"},
     "sampler_placement": {"threads": "processes"},
 }
-PROCESSORS = ("", "avx2")  # those of `kernels.processor`, which an API process does without
-
+PROCESSORS = ("", "avx2", "avx512", "amx")  # of `kernels.processor`, which imports numba
 
 logger = logging.getLogger("lexshard.config")
 
@@ -192,7 +191,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
 def _check_processor(variable: str, text: str) -> None:
     """Here for its own sentence: what imports kernels would fail in the engine's process."""
     if variable == "LEXSHARD_CPU" and text not in PROCESSORS:
-        raise ConfigError(f"environment variable {variable}: it can be avx2 or unset, not {text!r}")
+        known = f"it can be {', '.join(PROCESSORS[1:])} or unset"
+        raise ConfigError(f"environment variable {variable}: {known}, not {text!r}")
 
 
 def value_of_text(option: Option, text: str, *, where: str) -> Any:

@@ -23,6 +23,7 @@ from lexshard.kernels.attention.layout import kept_on_cpu, words_of
 from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import GELU, SILU, LlamaShape, LlamaStack, LlamaWeights
+from lexshard.kernels.quantize.layout import aligned
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -185,7 +186,7 @@ class _Stacks:
             whole = torch.cat(self._in_layer(layer, names))
             panels = pack(whole, half=half, arithmetic=self._arithmetic).panels
             if out is None:
-                out = np.empty((len(self._layers), *panels.shape), panels.dtype)
+                out = aligned((len(self._layers), *panels.shape), panels.dtype)
             out[layer] = panels
         assert out is not None, "a model has layers"
         return out

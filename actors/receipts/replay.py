@@ -17,6 +17,8 @@ from lexshard.actors.receipts.stop_rule import Spelling
 AT_ONCE = 64
 # Bodies of our own products; torch's sums are others on another processor.
 BITS_OF_EVERY_MACHINE = ("fused", "parallel")
+# Processors by this name sum products of bfloat16 in another order than all others.
+MATRICES = "AMX"
 
 Reason = Literal["altered", "other model", "other tokenizer", "other arithmetic", "not its own"]
 
@@ -202,16 +204,28 @@ class Replay:
         own, other = made.arithmetic, here.arithmetic
         if (own.version, own.dtype, own.body) != (other.version, other.dtype, other.body):
             return "other arithmetic"
-        if own.body not in BITS_OF_EVERY_MACHINE and own.processor != other.processor:
+        if own.processor != other.processor and (
+            own.body not in BITS_OF_EVERY_MACHINE or self._sums_differ()
+        ):
             return "other arithmetic"
         return "not its own"
 
+    def _sums_differ(self) -> bool:
+        """Whether one of the two summed products of bfloat16 as AMX does, and the other not."""
+        own, other = self.receipt.made_by.arithmetic, self._here.arithmetic
+        by_matrices = [each.processor == MATRICES for each in (own, other)]
+        return own.dtype == "bfloat16" and by_matrices[0] != by_matrices[1]
+
     def _why(self) -> str:
         own, other = self.receipt.made_by.arithmetic, self._here.arithmetic
+        told = f"; it was made with {_words(own)}, this is {_words(other)}"
+        if own.body in BITS_OF_EVERY_MACHINE and self._sums_differ():
+            needed = "amx" if own.processor == MATRICES else "avx512 or avx2"
+            told += f": replay it with LEXSHARD_CPU={needed}"
         return {
             "other model": "; the weights here are others than the receipt's",
             "other tokenizer": "; the tokenizer here is another than the receipt's",
-            "other arithmetic": f"; it was made with {_words(own)}, this is {_words(other)}",
+            "other arithmetic": told,
         }.get(self._cause(), "; text, seed or options are not those of one reply of this model")
 
     def _settle(

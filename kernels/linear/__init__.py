@@ -19,7 +19,9 @@ import torch
 
 from lexshard.kernels import pool
 from lexshard.kernels.linear import reference
+from lexshard.kernels.linear.matrix import PAIRS
 from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.quantize.layout import aligned
 
 Implementation = Literal["reference", "cpu"]
 Arithmetic = Literal["float32", "bfloat16"]  # what activations are rounded to before products
@@ -34,9 +36,10 @@ class PackedWeight:
     """A weight ``[outputs, depth]`` in panels of 16 outputs.
 
     ``panels [ceil(outputs / 16), depth, 16]`` is uint16 (bfloat16 bits) where every weight is
-    exactly a bfloat16, else float32; or, where activations are rounded, too, ``[..., ceil(depth /
-    2), 16]`` uint32: the weights of two neighbouring columns, the second in the upper half.
-    What is missing of the last panel or pair is zero.
+    exactly a bfloat16, else float32; or, where activations are rounded, too, ``[..., pairs,
+    16]`` uint32: the weights of two neighbouring columns, the second in the upper half, and of a
+    multiple of `PAIRS` of them. What is missing of the last panel or pair is zero. Panels begin
+    with a line of memory: half of the reads of a vector would be two otherwise.
     """
 
     panels: npt.NDArray[Any]
@@ -88,7 +91,7 @@ def pack(
         values = _pairs(values)
     whole, rest = divmod(outputs, PANEL)
     columns = values.shape[1]
-    panels = np.zeros((-(-outputs // PANEL), columns, PANEL), dtype=values.dtype)
+    panels = aligned((-(-outputs // PANEL), columns, PANEL), values.dtype)
     panels[:whole] = values[: whole * PANEL].reshape(whole, PANEL, columns).transpose(0, 2, 1)
     if rest:
         panels[whole, :, :rest] = values[whole * PANEL :].T
@@ -106,7 +109,7 @@ def _bits(weight: torch.Tensor, half: bool) -> npt.NDArray[Any]:
 def _pairs(values: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
     """Neighbouring columns of ``values [N, K]`` in a word each, the second in the upper half."""
     normal = np.where(values & 0x7F80, values, values & 0x8000)
-    even = np.pad(normal, ((0, 0), (0, values.shape[1] % 2)))
+    even = np.pad(normal, ((0, 0), (0, -values.shape[1] % (2 * PAIRS))))
     return np.ascontiguousarray(even).view("<u4")
 
 

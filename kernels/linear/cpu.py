@@ -6,7 +6,8 @@ from half the bytes. Every output is one chain of fused multiply-adds over ascen
 whichever register tile computes it.
 
 Where activations are rounded to bfloat16, too, pairs of columns lie side by side as words
-(`kernels.linear.tile`): the bits are the same with and without instructions for such pairs.
+(`kernels.linear.tile`): the bits are the same with and without instructions for such pairs. Those
+of processors that multiply matrices are others (`kernels.linear.matrix`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from lexshard.kernels.compile_cache import compiled_as
+from lexshard.kernels.linear.matrix import multiply_in_vectors, multiply_matrices
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import tile
-from lexshard.kernels.processor import has_feature
+from lexshard.kernels.processor import has_feature, multiplies_matrices, sums_as_matrices
 from lexshard.kernels.team.jobs import run
 
 ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while panels stream by
@@ -72,7 +75,7 @@ def _panels_of(rows: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def multiply_panels(
+def _multiply_tiles(
     x: npt.NDArray[Any],
     weight: npt.NDArray[Any],
     out: npt.NDArray[Any],
@@ -80,8 +83,6 @@ def multiply_panels(
     first: int,
     last: int,
 ) -> None:
-    """``multiply`` for the outputs of panels ``first`` to ``last - 1``, of what `operand` makes of
-    ``x``."""
     rows = x.shape[0]
     wide = _panels_of(rows)
     for start in range(0, rows, ROW_BLOCK):
@@ -96,6 +97,40 @@ def multiply_panels(
             panel += 1
 
 
+def _products(x, weight, out, add, first, last):  # type: ignore[no-untyped-def]
+    raise NotImplementedError("only compiled functions call this")
+
+
+@overload(_products)
+def _products_of(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> Any:
+    def by_tiles(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
+        _multiply_tiles(x, weight, out, add, first, last)
+
+    def by_matrices(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
+        multiply_matrices(x, weight, out, add, first, last)
+
+    def in_vectors(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
+        multiply_in_vectors(x, weight, out, add, first, last)
+
+    if weight.dtype != types.uint32 or not sums_as_matrices():
+        return by_tiles
+    return by_matrices if multiplies_matrices() else in_vectors
+
+
+@njit(nogil=True, cache=True)
+def multiply_panels(
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    add: bool,
+    first: int,
+    last: int,
+) -> None:
+    """``multiply`` for the outputs of panels ``first`` to ``last - 1``, of what `operand` makes of
+    ``x``."""
+    _products(x, weight, out, add, first, last)
+
+
 @njit(nogil=True, cache=True)
 def multiply(
     x: npt.NDArray[Any], weight: npt.NDArray[Any], out: npt.NDArray[Any], add: bool
@@ -103,7 +138,7 @@ def multiply(
     """``out[:T, :P * 16] = x @ weight.T`` (``+=`` where ``add``).
 
     ``x [T, K] float32``, ``weight [P, K, 16]`` float32 or uint16 (bfloat16 bits), or
-    ``[P, ceil(K / 2), 16]`` uint32 (pairs, for which ``x`` is rounded), ``out [>= T, >= P * 16]
+    ``[P, pairs, 16]`` uint32 (for which ``x`` is rounded), ``out [>= T, >= P * 16]
     float32``; all C-contiguous.
     """
     multiply_panels(operand(x, weight, weight.shape[1]), weight, out, add, _ZERO, weight.shape[0])

@@ -52,12 +52,15 @@ def rounded_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
 
 @njit(nogil=True, cache=True)
 def pair_up(bits: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Bits of float32 as pairs of bfloat16, the second one in the upper half of ``out [pairs]``."""
+    """Bits of float32 as pairs of bfloat16, the second one in the upper half of ``out [pairs]``;
+    zero behind them."""
     whole = bits.shape[0] // 2
     for pair in range(whole):
         first, second = rounded_bits(bits[2 * pair]), rounded_bits(bits[2 * pair + 1])
         out[pair] = np.uint32(second | np.uint32(first >> _HALF))
-    if whole < out.shape[0]:
+    for pair in range(whole, out.shape[0]):
+        out[pair] = 0
+    if 2 * whole < bits.shape[0]:
         out[whole] = np.uint32(rounded_bits(bits[2 * whole]) >> _HALF)
 
 

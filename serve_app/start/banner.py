@@ -31,6 +31,9 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
     """Labels and texts; an empty text is no line."""
     told = information
     invariant = "batch-invariant" if told["batch_invariant"] else "not batch-invariant"
+    # Which sums of products those are: they are others than all other processors'.
+    matrices = told["processor"] == "AMX" and told["dtype"] == "bfloat16"
+    by_matrices = " by AMX" if matrices else ""
     head = f"{told['head']}, {told['vocabulary_size']:,} tokens"
     if told["head_timings"]:
         head += f"; {told_screens(told['head_timings'])}"
@@ -40,7 +43,7 @@ def _decided(config: ServeConfig, information: dict[str, Any]) -> list[tuple[str
         ("model", f"{config.model_names[0]} ({_place(told)}, {told['parameters']:,} parameters)"),
         ("device", f"{told['device']}, {told_threads(told['thread_choices'])}"),
         ("GPU", told["accelerator"]),
-        ("body", f"{told['body']}, {told['dtype']}, {invariant}"),
+        ("body", f"{told['body']}, {told['dtype']}{by_matrices}, {invariant}"),
         ("head", head),
         ("decisions", told["decisions"]),
         ("drafts", told["drafts"]),

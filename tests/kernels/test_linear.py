@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexshard.kernels.linear import PackedWeight, fits_bfloat16, linear, pack, unpack
+from lexshard.kernels.linear import PackedWeight, fits_bfloat16, linear, matrix, pack, unpack
+from lexshard.kernels.linear.operand import paired_rows, rounded_rows
+from lexshard.kernels.processor import multiplies_matrices, sums_as_matrices
 
 pytestmark = pytest.mark.vectors
 
@@ -70,18 +73,56 @@ def test_bfloat16_storage_gives_the_bits_of_float32_storage() -> None:
     assert torch.equal(linear(x, pack(weight, half=True)), linear(x, pack(weight, half=False)))
 
 
+def _chain(rounded: torch.Tensor, factors: torch.Tensor, columns: Iterable[int]) -> torch.Tensor:
+    """Products of some columns, each exact, added one after the other, each sum rounded once."""
+    total = torch.zeros(len(rounded), len(factors))
+    for column in columns:
+        product = rounded[:, column, None] * factors[None, :, column]
+        total = (total.double() + product).float()
+    return total
+
+
 @pytest.mark.parametrize("depth", [64, 37])
-def test_sums_of_pairs_are_one_chain_on_every_processor(depth: int) -> None:
-    """The second column of a pair first, each product exact and each sum rounded once: with and
-    without instructions for pairs."""
+def test_sums_of_products_of_bfloat16_are_in_one_order(depth: int) -> None:
+    """One chain on every processor, the second column of a pair first, with and without
+    instructions for pairs; where sums are as matrices have them, two of every 32 columns."""
     weight, x = _random(40, depth, 9).bfloat16().float(), _random(20, depth, 10)
     factors, rounded = weight.double(), x.bfloat16().double()
     total = torch.zeros(20, 40)
-    for first in range(0, depth, 2):
-        for column in range(min(first + 1, depth - 1), first - 1, -1):
-            product = rounded[:, column, None] * factors[None, :, column]
-            total = (total.double() + product).float()
+    if sums_as_matrices():
+        for first in range(0, depth, 32):
+            last = min(first + 32, depth)
+            even, odd = (_chain(rounded, factors, range(first + k, last, 2)) for k in (0, 1))
+            total = total + (even + odd)
+    else:
+        pairs = range(0, depth, 2)
+        ordered = [column for first in pairs for column in (first + 1, first) if column < depth]
+        total = _chain(rounded, factors, ordered)
     assert torch.equal(linear(x, pack(weight, arithmetic="bfloat16")), total)
+
+
+@pytest.mark.skipif(not multiplies_matrices(), reason="needs a processor with AMX")
+@pytest.mark.parametrize("add", [False, True])
+def test_vectors_add_as_matrices_do(add: bool) -> None:
+    """Of 1 to 300 rows, some panels and all, of columns of every size: what AMX says is what any
+    processor can compute."""
+    generator = np.random.default_rng(5)
+    for rows in (*range(1, 35), 63, 64, 65, 255, 256, 257, 300):
+        columns, outputs = (int(each) for each in generator.integers(1, 130, 2))
+        sizes = 2.0 ** generator.integers(-30, 30, (rows, columns))
+        x = (generator.standard_normal((rows, columns)) * sizes).astype(np.float32)
+        panels = pack(_random(outputs, columns, rows).bfloat16(), arithmetic="bfloat16").panels
+        last = int(generator.integers(1, len(panels) + 1))
+        part = (add, np.int64(generator.integers(0, last)), np.int64(last))
+        before = generator.standard_normal((rows, 16 * len(panels))).astype(np.float32)
+        found, expected = before.copy(), before.copy()
+        words = paired_rows(x, panels.shape[1])
+        matrix.multiply_matrices(words, panels, found, *part)
+        matrix.multiply_in_vectors(words, panels, expected, *part)
+        assert np.array_equal(found, expected)
+        again = before.copy()
+        matrix.multiply_in_vectors(rounded_rows(x, panels.shape[1]), panels, again, *part)
+        assert np.array_equal(again, expected)
 
 
 def test_rounding_keeps_what_is_not_finite_and_drops_what_is_not_normal() -> None:

@@ -15,7 +15,12 @@ import numpy as np
 import pytest
 
 from lexshard.cluster.config_sources import PROCESSORS, ConfigError, environment_values
-from lexshard.kernels.processor import CHOICES, VARIABLE, choose_processor
+from lexshard.kernels.processor import (
+    CHOICES,
+    VARIABLE,
+    choose_processor,
+    multiplies_matrices,
+)
 from tests.support.paths import ROOT
 from tests.support.processor_digest import ENGINES
 
@@ -116,21 +121,53 @@ def test_bodies_heads_and_draws_are_the_same_to_the_last_bit(tmp_path: Path) -> 
     """Of the demo: hidden states of 1 to 97 rows, screens, and what engines with every kind of head
     tell clients who want every kind of draw, with drafts of either kind and without."""
     narrow = {VARIABLE: "avx2", **libraries_without_avx512()}
+    here_without_matrices = {VARIABLE: "avx512"} if multiplies_matrices() else {}
     with ThreadPoolExecutor(2) as beside:
         running = [
             beside.submit(run, DIGEST, str(tmp_path / name), **variables)
-            for name, variables in (("here", {}), ("narrow", narrow))
+            for name, variables in (("here", here_without_matrices), ("narrow", narrow))
         ]
     here, narrower = (json.loads(each.result().splitlines()[-1]) for each in running)
     assert set(here) == {"body", "screens", *ENGINES}
     assert narrower == here
 
 
+SUMS = """
+import hashlib, sys
+import numpy as np, torch
+from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.processor import instructions
+numbers = np.random.default_rng(1).integers(-(2**24), 2**24, (2, 70, 100)).astype(np.float32)
+x, weight = torch.from_numpy(numbers)
+found = linear(x, pack(weight.bfloat16(), arithmetic="bfloat16"))
+print(instructions() == "AMX", hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16])
+"""
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ("avx2", "False 4125224a304bd69d"),
+        ("avx512", "False 4125224a304bd69d"),
+        ("amx", "True e49e40d2de5bdabb"),
+    ],
+)
+def test_products_of_bfloat16_have_the_bits_of_the_processor_that_is_named(
+    processor: str, expected: str
+) -> None:
+    """On every machine: all add as one does that has no AMX, or all as one that has it."""
+    if processor == "avx512" and not FEATURES.get("avx512bw"):
+        pytest.skip("needs a processor with AVX-512")
+    assert run(SUMS, LEXSHARD_CPU=processor) == f"{expected}\n"
+
+
 def test_another_name_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx3")
-    with pytest.raises(ValueError, match=r"^LEXSHARD_CPU is 'avx3': it can be avx2 or unset$"):
+    known = "it can be avx2, avx512, amx or unset"
+    with pytest.raises(ValueError, match=f"^LEXSHARD_CPU is 'avx3': {known}$"):
         choose_processor()
-    with pytest.raises(ConfigError, match="LEXSHARD_CPU: it can be avx2 or unset, not 'avx3'"):
+    with pytest.raises(ConfigError, match=f"LEXSHARD_CPU: {known}, not 'avx3'"):
         environment_values({VARIABLE: "avx3"})
 
 

@@ -20,6 +20,7 @@ from lexshard.kernels.attention.layout import kept_on_cpu, words_of
 from lexshard.kernels.linear import fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.parallel import Exchange, RankWeights, alone
+from lexshard.kernels.quantize.layout import aligned
 
 Array = npt.NDArray[Any]
 
@@ -204,7 +205,7 @@ class _LayerReader:
                 return self._stacked(of_layer, half=False)
             packed = [pack(each, half=half, arithmetic=self._arithmetic).panels for each in weights]
             if out is None:
-                out = np.empty((self._layers, len(packed), *packed[0].shape), packed[0].dtype)
+                out = aligned((self._layers, len(packed), *packed[0].shape), packed[0].dtype)
             for place, panels in enumerate(packed):
                 out[layer, place] = panels
         assert out is not None, "a model has layers"

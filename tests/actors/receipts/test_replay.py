@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +16,13 @@ from safetensors.torch import load_file, save_file
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request
-from lexshard.actors.receipts.document import Receipt, ReceiptError, read_receipt
+from lexshard.actors.receipts.document import (
+    ARITHMETIC_VERSION,
+    Arithmetic,
+    Receipt,
+    ReceiptError,
+    read_receipt,
+)
 from lexshard.actors.receipts.run import replayed
 from lexshard.cluster.samplers.start import start_sampler
 from tests.support.demo_engine import demo_engine
@@ -261,18 +267,27 @@ def test_a_model_of_another_name_is_told_of_though_every_token_is_equal(
 
 
 @pytest.mark.parametrize(
-    ("body", "processor", "reason"),
+    ("body", "dtype", "processor", "reason"),
     [
-        ("general", "another", "other arithmetic"),
-        ("general", "this", "not its own"),
-        ("fused", "another", "not its own"),
+        ("general", "float32", "another", "other arithmetic"),
+        ("general", "float32", "this", "not its own"),
+        ("fused", "float32", "another", "not its own"),
+        ("fused", "bfloat16", "another", "not its own"),
+        ("fused", "bfloat16", "AMX", "other arithmetic"),
+        ("fused", "float32", "AMX", "not its own"),
     ],
 )
-def test_torchs_sums_on_another_processor_are_no_sign_of_a_forgery(
-    body: str, processor: str, reason: str, engine: Engine, receipts: list[Receipt]
+def test_other_sums_on_another_processor_are_no_sign_of_a_forgery(
+    body: str,
+    dtype: Literal["float32", "bfloat16"],
+    processor: str,
+    reason: str,
+    engine: Engine,
+    receipts: list[Receipt],
 ) -> None:
-    here = maker_of(engine)
-    here = replace(here, arithmetic=replace(here.arithmetic, body=body, processor="this"))
+    """torch's are, and those of bfloat16 where just one of the two has AMX."""
+    arithmetic = Arithmetic(ARITHMETIC_VERSION, dtype, body, "this")
+    here = replace(maker_of(engine), arithmetic=arithmetic)
     made = replace(here, arithmetic=replace(here.arithmetic, processor=processor))
     chain = (receipt := replace(receipts[2], made_by=made)).chain()
     chain.add(receipt.output_ids, [1.0] * len(receipt.output_ids))  # other bits
