@@ -22,6 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lexshard.kernels.linear.tile import PANEL
+from lexshard.kernels.prefetch import request
 
 PAIRS = 16  # pairs of columns that are multiplied together
 MATRIX = 16  # rows of a register
@@ -53,7 +54,7 @@ def _configurations() -> npt.NDArray[np.uint8]:
     return every
 
 
-_CONFIGURATIONS = _configurations()
+CONFIGURATIONS = _configurations()
 
 
 def _call(builder: Any, name: str, *arguments: Any) -> None:
@@ -63,7 +64,9 @@ def _call(builder: Any, name: str, *arguments: Any) -> None:
 
 
 @intrinsic
-def _configure(typing_context: Any, table: Any, number: Any) -> Any:
+def configure(typing_context: Any, table: Any, number: Any) -> Any:
+    """Makes the registers what ``table[number]`` of `CONFIGURATIONS` says, until `release`."""
+
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(table)(context, builder, arguments[0])
         start = builder.gep(array.data, [builder.mul(arguments[1], _INDEX(64))])
@@ -74,7 +77,9 @@ def _configure(typing_context: Any, table: Any, number: Any) -> Any:
 
 
 @intrinsic
-def _release(typing_context: Any) -> Any:
+def release(typing_context: Any) -> Any:
+    """What a thread has in the registers is kept for it whenever it waits, until this."""
+
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _call(builder, "tilerelease")
         return context.get_dummy_value()
@@ -83,10 +88,11 @@ def _release(typing_context: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def _products(
+def products(
     typing_context: Any,
     groups: Any,
     panels: Any,
+    fetch: Any,
     x: Any,
     row: Any,
     weight: Any,
@@ -95,15 +101,19 @@ def _products(
     out_row: Any,
     out_column: Any,
 ) -> Any:
-    """``_products(groups, panels, x, row, weight, panel, out, out_row, out_column)``: of the rows
-    from ``row`` on, in one or two ``groups`` of up to `MATRIX`, and of some panels from ``panel``
-    on, stored from ``out[out_row, out_column]`` on, after `_configure`."""
+    """Of the rows from ``row`` of ``x`` on, in one or two ``groups`` of up to `MATRIX`, and of some
+    panels from ``panel`` on, stored from ``out[out_row, out_column]`` on, after `configure`.
+
+    ``groups``, ``panels`` and ``fetch`` (1: as many rows behind these are asked of memory) are
+    literal integers. Words are two bfloat16 each where ``out`` is float32, and four signed bytes
+    where it is int32."""
+    multiply = "tdpbf16ps" if out.dtype == types.float32 else "tdpbssd"
     group_count, panel_count = groups.literal_value, panels.literal_value
     first_weight = _FIRST_OPERAND + group_count
     weights = _REGISTERS - first_weight
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, x_value, x_row, weight_value, first, out_value, to_row, to_column = arguments
+        _, _, _, x_value, x_row, weight_value, first, out_value, to_row, to_column = arguments
 
         def open_array(kind: Any, value: Any) -> tuple[Any, Any]:
             array = context.make_array(kind)(context, builder, value)
@@ -136,6 +146,9 @@ def _products(
         builder.position_at_end(loop)
         pair = builder.phi(_INDEX)
         pair.add_incoming(_INDEX(0), before)
+        for each in range(MATRIX * group_count if fetch.literal_value else 0):
+            ahead = builder.add(x_row, _INDEX(MATRIX * group_count + each))
+            request(builder, place(x_base, (ahead, x_stride), (pair, _INDEX(4))), 2)
         for a in tall:
             start = place(row_places[a], (pair, _INDEX(4)))
             _call(builder, "tileloadd64", _BYTE(_FIRST_OPERAND + a), start, x_stride)
@@ -144,7 +157,7 @@ def _products(
             start = place(panel_places[b], (pair, _INDEX(_LINE)))
             _call(builder, "tileloadd64", register, start, _INDEX(_LINE))
             for a in tall:
-                _call(builder, "tdpbf16ps", sums[a, b], _BYTE(_FIRST_OPERAND + a), register)
+                _call(builder, multiply, sums[a, b], _BYTE(_FIRST_OPERAND + a), register)
         following = builder.add(pair, _INDEX(PAIRS))
         pair.add_incoming(following, loop)
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
@@ -160,7 +173,7 @@ def _products(
         return context.get_dummy_value()
 
     numbers = (types.intp, types.intp)
-    signature = types.void(groups, panels, x, types.intp, weight, types.intp, out, *numbers)
+    signature = types.void(groups, panels, fetch, x, types.intp, weight, types.intp, out, *numbers)
     return signature, code_generator
 
 
@@ -188,7 +201,7 @@ def _multiply_rows(
 ) -> None:
     """Of the rows ``start`` to ``stop - 1``: up to `MOST_ROWS`, or a multiple of them."""
     count = min(stop - start, MOST_ROWS)
-    _configure(_CONFIGURATIONS, count - 1)
+    configure(CONFIGURATIONS, count - 1)
     panel = first
     while panel < last:
         wide = _PANELS_OF_FEW if count <= MATRIX else _PANELS_OF_MANY
@@ -196,13 +209,13 @@ def _multiply_rows(
         for row in range(start, stop, MOST_ROWS):
             target, to_row, column = (sums, _ZERO, _ZERO) if add else (out, row, panel * PANEL)
             if count > MATRIX and wide > 1:
-                _products(2, 2, x, row, weight, panel, target, to_row, column)
+                products(2, 2, 0, x, row, weight, panel, target, to_row, column)
             elif count > MATRIX:
-                _products(2, 1, x, row, weight, panel, target, to_row, column)
+                products(2, 1, 0, x, row, weight, panel, target, to_row, column)
             elif wide > 1:
-                _products(1, 4, x, row, weight, panel, target, to_row, column)
+                products(1, 4, 0, x, row, weight, panel, target, to_row, column)
             else:
-                _products(1, 1, x, row, weight, panel, target, to_row, column)
+                products(1, 1, 0, x, row, weight, panel, target, to_row, column)
             if add:
                 _add(sums, count, wide * PANEL, out, row, panel * PANEL)
         panel += wide
@@ -217,10 +230,11 @@ def multiply_matrices(
     first: int,
     last: int,
 ) -> None:
-    """Products with the panels ``first`` to ``last - 1``, with AMX: ``x [T, pairs] uint32``,
-    ``weight [P, pairs, 16] uint32``, a multiple of `PAIRS`, ``out [>= T, >= P * 16] float32``."""
+    """Products with the panels ``first`` to ``last - 1``, with AMX: ``x [T, words] uint32``,
+    ``weight [P, words, 16] uint32``, a multiple of `PAIRS` words of two bfloat16, ``out [>= T, >=
+    P * 16] float32``; or words of four signed bytes, and ``out`` int32."""
     rows = x.shape[0]
-    sums = np.empty((MOST_ROWS if add else 0, _PANELS_OF_FEW * PANEL), np.float32)
+    sums = np.empty((MOST_ROWS if add else 0, _PANELS_OF_FEW * PANEL), out.dtype)
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
         whole = stop - (stop - start) % MOST_ROWS
@@ -228,7 +242,7 @@ def multiply_matrices(
             _multiply_rows(x, start, whole, weight, out, add, sums, first, last)
         if stop > whole:
             _multiply_rows(x, whole, stop, weight, out, add, sums, first, last)
-    _release()
+    release()
 
 
 @njit(nogil=True, cache=True)

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+import lexshard.kernels.screen.matrix as matrix
 import lexshard.kernels.screen.vnni as vnni
 from lexshard.kernels import pool
+from lexshard.kernels.linear.matrix import MATRIX, MOST_ROWS
 from lexshard.kernels.quantize.layout import PANEL_ROWS
 from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
 from lexshard.kernels.screen.bits import fill_tables, sum_panel
 from lexshard.kernels.screen.hidden import quantize_hidden
+from lexshard.kernels.screen.matrix import sum_rows, turned
 from lexshard.kernels.screen.tile import BYTE_ROWS, PANEL, ROWS, dot_bytes, dot_nibbles, fetch_row
 from lexshard.kernels.screen.types import QuantizedHidden
 from lexshard.kernels.screen.vnni import HEIGHT, dot_signed_bytes
@@ -27,6 +30,7 @@ __all__ = ["quantize_hidden", "refine", "screen"]
 # Below this many products a second thread costs more than it saves.
 MULTIPLICATIONS_PER_THREAD = 2_000_000
 FETCH_AHEAD = 4  # rows of a refinement
+MANY = 12  # hidden rows, from which on matrices of them are faster than vectors
 # Weight rows whose sums are scaled together: sixteen at a time, that took the demo 12 us for every
 # hidden row, a sixth of a lone one's screen.
 STRIP = 128
@@ -117,10 +121,9 @@ def screen_bytes(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _screen_signed_bytes(  # type: ignore[no-untyped-def]
+def _screen_by_vectors(  # type: ignore[no-untyped-def]
     values, scale, products, hidden, starts, step, share, out, first, last
 ):
-    """More than four hidden rows, and at least a panel of weight rows."""
     count = hidden.shape[0]
     second = count % 4 or 4
     sums = np.empty((count, STRIP), np.int32)
@@ -158,7 +161,32 @@ def _screen_nothing(  # type: ignore[no-untyped-def]
     """Where a processor has no instructions for 8-bit integers, nothing is screened by them."""
 
 
-screen_signed_bytes = _screen_signed_bytes if vnni.AVAILABLE else _screen_nothing
+@njit(nogil=True, cache=True)
+def _screen_by_matrices(  # type: ignore[no-untyped-def]
+    values, scale, products, hidden, starts, step, share, out, first, last
+):
+    columns = turned(hidden)
+    width = MATRIX * columns.shape[0]
+    totals, sums = np.empty((MOST_ROWS, width), np.int32), np.empty((width, STRIP), np.int32)
+    for start in range(first, last, STRIP):
+        stop = min(start + STRIP, last)
+        sum_rows(values, start, stop, columns, totals, sums)
+        _scale_panel(sums, scale, products, step, share, out, start, stop)
+
+
+_screen_few = _screen_by_vectors if vnni.AVAILABLE else _screen_nothing
+_screen_many = _screen_by_matrices if matrix.AVAILABLE else _screen_few
+
+
+@njit(nogil=True, cache=True)
+def screen_signed_bytes(  # type: ignore[no-untyped-def]
+    values, scale, products, hidden, starts, step, share, out, first, last
+):
+    """More than four hidden rows, and at least a panel of weight rows."""
+    if hidden.shape[0] < MANY:
+        _screen_few(values, scale, products, hidden, starts, step, share, out, first, last)
+    else:
+        _screen_many(values, scale, products, hidden, starts, step, share, out, first, last)
 
 
 @njit(nogil=True, cache=True)
@@ -266,7 +294,7 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
         weights = (tier.values, tier.scale, _products(tier))
         if values.dtype == np.int8 and vnni.AVAILABLE and count > 4 and rows >= PANEL:
             starts = -128 * values.sum(axis=1, dtype=np.int32)
-            work = partial(_screen_signed_bytes, *weights, values, starts, *common)
+            work = partial(screen_signed_bytes, *weights, values, starts, *common)
             smallest = PANEL
         else:
             work = partial(screen_bytes, *weights, values.astype(np.int16, copy=False), *common)
