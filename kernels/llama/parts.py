@@ -15,12 +15,14 @@ from numba import njit
 from lexshard.kernels.exponential.single_precision import gelu, silu
 from lexshard.kernels.llama import GELU
 from lexshard.kernels.ordered_sums import squares
+from lexshard.kernels.processor import multiplies_matrices
 
 Array = npt.NDArray[Any]
 
 # Rows go through what only reads their own values so many at a time: what is between two products
-# stays in the second-level cache.
-ROWS_TOGETHER = 48
+# stays in the second-level cache. Matrices are multiplied faster than weights come from memory:
+# there more rows share what was read.
+ROWS_TOGETHER = 256 if multiplies_matrices() else 48
 LINES = 128  # bytes that processors take from each other: a line, and its neighbour
 
 
