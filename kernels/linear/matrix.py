@@ -39,25 +39,28 @@ _HALF, _UPPER = np.uint32(16), np.uint32(0xFFFF0000)
 _ZERO, _ONE, _TWO, _FOUR = np.int64(0), np.int64(1), np.int64(2), np.int64(4)
 
 
-def _configurations() -> npt.NDArray[np.uint8]:
+def configurations(pairs: int) -> npt.NDArray[np.uint8]:
     """Of 1 to `MOST_ROWS` rows what the registers are to hold, in the processor's words: sums of
-    the first `MATRIX` rows, of more also those of the second; rows; weights."""
+    the first `MATRIX` rows, of more also those of the second; rows, and weights, of ``pairs``."""
     every = np.zeros((MOST_ROWS, 64), np.uint8)
     for more, one in enumerate(every):
         first, second = min(more + 1, MATRIX), more + 1 - MATRIX
-        rows = [first, first, first, first, first, MATRIX, MATRIX, MATRIX]
+        rows = [first, first, first, first, first, pairs, pairs, pairs]
         if second > 0:
-            rows = [first, first, second, second, first, second, MATRIX, MATRIX]
+            rows = [first, first, second, second, first, second, pairs, pairs]
+        bytes_ = one[16 : 16 + 2 * _REGISTERS].view(np.uint16)
+        bytes_[:] = _LINE
+        bytes_[_FIRST_OPERAND : _FIRST_OPERAND + (2 if second > 0 else 1)] = 4 * pairs
         one[0] = 1  # of the table's layout
-        one[16 : 16 + 2 * _REGISTERS].view(np.uint16)[:] = _LINE
         one[48 : 48 + _REGISTERS] = rows
     return every
 
 
-CONFIGURATIONS = _configurations()
+CONFIGURATIONS = configurations(PAIRS)
 
 
-def _call(builder: Any, name: str, *arguments: Any) -> None:
+def call(builder: Any, name: str, *arguments: Any) -> None:
+    """Emits an instruction of x86 that gives nothing."""
     kind = ir.FunctionType(_NOTHING, [each.type for each in arguments])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
     builder.call(function, arguments)
@@ -65,12 +68,12 @@ def _call(builder: Any, name: str, *arguments: Any) -> None:
 
 @intrinsic
 def configure(typing_context: Any, table: Any, number: Any) -> Any:
-    """Makes the registers what ``table[number]`` of `CONFIGURATIONS` says, until `release`."""
+    """Makes the registers what ``table[number]`` of `configurations` says, until `release`."""
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(table)(context, builder, arguments[0])
         start = builder.gep(array.data, [builder.mul(arguments[1], _INDEX(64))])
-        _call(builder, "ldtilecfg", builder.bitcast(start, _ADDRESS))
+        call(builder, "ldtilecfg", builder.bitcast(start, _ADDRESS))
         return context.get_dummy_value()
 
     return types.void(table, types.intp), code_generator
@@ -81,7 +84,7 @@ def release(typing_context: Any) -> Any:
     """What a thread has in the registers is kept for it whenever it waits, until this."""
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _call(builder, "tilerelease")
+        call(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.void(), code_generator
@@ -102,7 +105,8 @@ def products(
     out_column: Any,
 ) -> Any:
     """Of the rows from ``row`` of ``x`` on, in one or two ``groups`` of up to `MATRIX`, and of some
-    panels from ``panel`` on, stored from ``out[out_row, out_column]`` on, after `configure`.
+    panels from ``panel`` on, or those of the numbers in ``panel``, a tuple, stored from
+    ``out[out_row, out_column]`` on, after `configure`.
 
     ``groups``, ``panels`` and ``fetch`` (1: as many rows behind these are asked of memory) are
     literal integers. Words are two bfloat16 each where ``out`` is float32, and four signed bytes
@@ -134,12 +138,14 @@ def products(
         row_places = [
             place(x_base, (builder.add(x_row, _INDEX(MATRIX * each)), x_stride)) for each in tall
         ]
-        panel_places = [
-            place(weight_base, (builder.add(first, _INDEX(each)), panel_stride)) for each in wide
-        ]
+        if isinstance(panel, types.UniTuple):
+            numbers = cgutils.unpack_tuple(builder, first)
+        else:
+            numbers = [builder.add(first, _INDEX(each)) for each in wide]
+        panel_places = [place(weight_base, (each, panel_stride)) for each in numbers]
         sums = {(a, b): _BYTE(2 * a + b) for a in tall for b in wide}
         for each in sums.values():
-            _call(builder, "tilezero", each)
+            call(builder, "tilezero", each)
         before = builder.block
         loop, done = (builder.append_basic_block(name) for name in ("columns", "columns_done"))
         builder.branch(loop)
@@ -151,13 +157,13 @@ def products(
             request(builder, place(x_base, (ahead, x_stride), (pair, _INDEX(4))), 2)
         for a in tall:
             start = place(row_places[a], (pair, _INDEX(4)))
-            _call(builder, "tileloadd64", _BYTE(_FIRST_OPERAND + a), start, x_stride)
+            call(builder, "tileloadd64", _BYTE(_FIRST_OPERAND + a), start, x_stride)
         for b in wide:
             register = _BYTE(first_weight + b % weights)
             start = place(panel_places[b], (pair, _INDEX(_LINE)))
-            _call(builder, "tileloadd64", register, start, _INDEX(_LINE))
+            call(builder, "tileloadd64", register, start, _INDEX(_LINE))
             for a in tall:
-                _call(builder, multiply, sums[a, b], _BYTE(_FIRST_OPERAND + a), register)
+                call(builder, multiply, sums[a, b], _BYTE(_FIRST_OPERAND + a), register)
         following = builder.add(pair, _INDEX(PAIRS))
         pair.add_incoming(following, loop)
         builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
@@ -169,11 +175,12 @@ def products(
                 (to_column, _INDEX(4)),
                 (_INDEX(b), _INDEX(4 * PANEL)),
             )
-            _call(builder, "tilestored64", register, there, out_stride)
+            call(builder, "tilestored64", register, there, out_stride)
         return context.get_dummy_value()
 
-    numbers = (types.intp, types.intp)
-    signature = types.void(groups, panels, fetch, x, types.intp, weight, types.intp, out, *numbers)
+    index = types.intp
+    which = panel if isinstance(panel, types.UniTuple) else index
+    signature = types.void(groups, panels, fetch, x, index, weight, which, out, index, index)
     return signature, code_generator
 
 
@@ -246,6 +253,47 @@ def multiply_matrices(
 
 
 @njit(nogil=True, cache=True)
+def values_of(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[np.float32]:
+    """What `kernels.linear.operand` gives, as float32 ``[T, 2 pairs]``: words, or already so."""
+    bits = x.view(np.uint32)
+    out = np.empty((x.shape[0], 2 * pairs), np.uint32)
+    for row in range(x.shape[0]):
+        for pair in range(pairs):
+            if bits.shape[1] == pairs:
+                out[row, 2 * pair] = bits[row, pair] << _HALF
+                out[row, 2 * pair + 1] = bits[row, pair] & _UPPER
+            else:
+                out[row, 2 * pair] = bits[row, 2 * pair]
+                out[row, 2 * pair + 1] = bits[row, 2 * pair + 1]
+    return out.view(np.float32)
+
+
+@njit(nogil=True, cache=True)
+def add_columns(
+    values: npt.NDArray[np.float32], words: npt.NDArray[np.uint32], sums: npt.NDArray[np.float32]
+) -> None:
+    """What an instruction for matrices adds to ``sums [T, 16]``: ``values [T, 2 pairs]`` of
+    bfloat16 times ``words [pairs, 16]``. A product of two bfloat16 is exact, so that adding it is a
+    fused multiply-add."""
+    pairs = words.shape[0]
+    bits = np.empty((2 * pairs, PANEL), np.uint32)
+    for pair in range(pairs):
+        for j in range(PANEL):
+            bits[2 * pair, j] = words[pair, j] << _HALF
+            bits[2 * pair + 1, j] = words[pair, j] & _UPPER
+    columns = bits.view(np.float32)
+    chains = np.empty((2, PANEL), np.float32)
+    for row in range(values.shape[0]):
+        chains[:] = 0.0
+        for column in range(2 * pairs):
+            value, own, chain = values[row, column], columns[column], chains[column % 2]
+            for j in range(PANEL):
+                chain[j] += value * own[j]
+        for j in range(PANEL):
+            sums[row, j] += chains[0, j] + chains[1, j]
+
+
+@njit(nogil=True, cache=True)
 def multiply_in_vectors(
     x: npt.NDArray[Any],
     weight: npt.NDArray[Any],
@@ -254,44 +302,15 @@ def multiply_in_vectors(
     first: int,
     last: int,
 ) -> None:
-    """`multiply_matrices` without AMX; ``x`` may also be float32 with values of bfloat16,
-    ``[T, 2 pairs]``. A product of two bfloat16 is exact, so that adding it is a fused
-    multiply-add."""
+    """`multiply_matrices` of bfloat16 without AMX; ``x`` may also be float32 with values of it,
+    ``[T, 2 pairs]``."""
     rows, pairs = x.shape[0], weight.shape[1]
-    bits = x.view(np.uint32)
-    words = np.empty((rows, 2 * pairs), np.uint32)
-    for row in range(rows):
-        for pair in range(pairs):
-            if bits.shape[1] == pairs:
-                words[row, 2 * pair] = bits[row, pair] << _HALF
-                words[row, 2 * pair + 1] = bits[row, pair] & _UPPER
-            else:
-                words[row, 2 * pair] = bits[row, 2 * pair]
-                words[row, 2 * pair + 1] = bits[row, 2 * pair + 1]
-    values = words.view(np.float32)
-    column_bits = np.empty((2 * PAIRS, PANEL), np.uint32)
-    columns = column_bits.view(np.float32)
-    sums, chains = np.empty((rows, PANEL), np.float32), np.empty((2, PANEL), np.float32)
+    values, sums = values_of(x, pairs), np.empty((rows, PANEL), np.float32)
     for panel in range(first, last):
         sums[:] = 0.0
         for begin in range(0, pairs, PAIRS):
-            for pair in range(PAIRS):
-                for j in range(PANEL):
-                    word = weight[panel, begin + pair, j]
-                    column_bits[2 * pair, j] = word << _HALF
-                    column_bits[2 * pair + 1, j] = word & _UPPER
-            for row in range(rows):
-                chains[:] = 0.0
-                for column in range(2 * PAIRS):
-                    value, own, chain = (
-                        values[row, 2 * begin + column],
-                        columns[column],
-                        chains[column % 2],
-                    )
-                    for j in range(PANEL):
-                        chain[j] += value * own[j]
-                for j in range(PANEL):
-                    sums[row, j] += chains[0, j] + chains[1, j]
+            own = values[:, 2 * begin : 2 * (begin + PAIRS)]
+            add_columns(own, weight[panel, begin : begin + PAIRS], sums)
         for row in range(rows):
             there = out[row, panel * PANEL : (panel + 1) * PANEL]
             for j in range(PANEL):

@@ -8,20 +8,28 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexshard.kernels import pool
-from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache, paged_attention, write_cache
+from lexshard.kernels.attention import (
+    BLOCK_SIZE,
+    allocate_cache,
+    matrix,
+    paged_attention,
+    write_cache,
+)
 from lexshard.kernels.attention.layout import kept_on_cpu
+from lexshard.kernels.processor import multiplies_matrices
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vectors
 
 HEAD_DIMS = (32, 48, 64, 80, 128, 256, 20)
-GROUPS = ((1, 1), (4, 2), (3, 1), (7, 1), (8, 2), (6, 6))  # query heads, kv heads
+GROUPS = ((1, 1), (4, 2), (3, 1), (7, 1), (8, 2), (6, 6), (40, 1))  # query heads, kv heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +199,42 @@ def test_extreme_scores_neither_overflow_nor_vanish() -> None:
     assert bool(result.isfinite().all())
     # Scores of size 10^4 keep an absolute error of about 10^-3 in float32.
     assert float((result - expected).abs().max()) < 2e-2
+
+
+@pytest.mark.skipif(not multiplies_matrices(), reason="needs a processor with AMX")
+@pytest.mark.parametrize("members", [1, 2, 7, 16, 17, 31, 32, 33, 70])
+@pytest.mark.parametrize("width", [32, 96, 128])
+def test_vectors_attend_as_matrices_do(members: int, width: int) -> None:
+    """What AMX makes of queries, and of weights, is what any processor can compute."""
+    generator = np.random.default_rng(members)
+
+    def words(*shape: int) -> np.ndarray:
+        """bfloat16 between a hundredth and a hundred."""
+        sizes = generator.integers(0x3C00, 0x4240, (2, *shape))
+        halves = (sizes + 0x8000 * generator.integers(0, 2, (2, *shape))).astype(np.uint32)
+        return np.asarray(halves[0] | halves[1] << 16)
+
+    for blocks in (1, 2, 3, 4, 5, 9):
+        heads, low, high = 3, 1, 3
+        table = generator.permutation(blocks + 2).astype(np.int32)
+        keys = words(blocks + 2, heads, width // 2, BLOCK_SIZE)
+        values = words(blocks + 2, heads, BLOCK_SIZE // 2, width)
+        queries = words(2 * members + 3, width // 2)
+        part = np.int64(1), np.int64(blocks)
+        found, expected = np.zeros((2, 2 * members, BLOCK_SIZE * blocks), np.float32)
+        given = queries, np.int64(3), np.int64(members), keys, table, *part
+        matrix._score(*given, np.int64(low), np.int64(high), found)
+        matrix._score_in_vectors(*given, np.int64(low), np.int64(high), expected)
+        assert np.array_equal(found, expected)
+        weights, ends = words(2 * members, 8 * blocks), words(2, BLOCK_SIZE // 2, width)
+        found, expected = np.zeros((2, 2 * members, width), np.float32)
+        matrix._sum_values(
+            weights, np.int64(members), values, table, *part, np.int64(low), ends, found
+        )
+        matrix._sum_values_in_vectors(
+            weights, np.int64(members), values, table, *part, np.int64(low), ends, expected
+        )
+        assert np.array_equal(found, expected)
 
 
 @CACHES

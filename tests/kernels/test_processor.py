@@ -52,7 +52,7 @@ def run(code: str, *arguments: str, **variables: str) -> str:
 TOLD = """
 import os, lexshard.kernels
 from numba.core.registry import cpu_target
-from lexshard.kernels.attention import cpu as attention
+from lexshard.kernels.attention import by_tiles as attention
 from lexshard.kernels.linear import cpu
 from lexshard.kernels.linear.tile import MULTIPLIES_PAIRS
 from lexshard.kernels.processor import has_feature
