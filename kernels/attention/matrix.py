@@ -43,7 +43,8 @@ _WORDS = BLOCK_SIZE // 2  # of a block's keys
 _OF_BLOCKS = configurations(_WORDS)
 _BYTE, _INDEX = ir.IntType(8), ir.IntType(64)
 _ADDRESS = _BYTE.as_pointer()
-_ZERO, _NONE, _LOWER = np.int64(0), np.uint32(0), np.uint32(0xFFFF)
+_ZERO: Any = np.int64(0)
+_NONE, _LOWER = np.uint32(0), np.uint32(0xFFFF)
 
 
 @njit(nogil=True, cache=True)
