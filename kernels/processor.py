@@ -53,7 +53,7 @@ def choose_processor() -> None:
     if chosen == "avx2":
         name, features = _AVX2
     else:
-        if chosen == "amx" and here.get(_MATRICES) and _may_multiply_matrices():
+        if chosen == "amx" and has_feature(_MATRICES) and _may_multiply_matrices():
             return
         name, features = llvmlite.binding.get_host_cpu_name(), here.flatten()
         features = features.replace("+amx", "-amx")

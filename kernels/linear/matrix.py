@@ -36,7 +36,7 @@ _FIRST_OPERAND = 4  # the registers before hold sums
 _BYTE, _INDEX, _NOTHING = ir.IntType(8), ir.IntType(64), ir.VoidType()
 _ADDRESS = _BYTE.as_pointer()
 _HALF, _UPPER = np.uint32(16), np.uint32(0xFFFF0000)
-_ZERO, _ONE, _TWO, _FOUR = np.int64(0), np.int64(1), np.int64(2), np.int64(4)
+_ZERO = np.int64(0)
 
 
 def configurations(pairs: int) -> npt.NDArray[np.uint8]:
@@ -237,11 +237,10 @@ def multiply_matrices(
     first: int,
     last: int,
 ) -> None:
-    """Products with the panels ``first`` to ``last - 1``, with AMX: ``x [T, words] uint32``,
-    ``weight [P, words, 16] uint32``, a multiple of `PAIRS` words of two bfloat16, ``out [>= T, >=
-    P * 16] float32``; or words of four signed bytes, and ``out`` int32."""
+    """Products with the panels ``first`` to ``last - 1``, with AMX: ``x [T, pairs] uint32``,
+    ``weight [P, pairs, 16] uint32``, a multiple of `PAIRS`, ``out [>= T, >= P * 16] float32``."""
     rows = x.shape[0]
-    sums = np.empty((MOST_ROWS if add else 0, _PANELS_OF_FEW * PANEL), out.dtype)
+    sums = np.empty((MOST_ROWS if add else 0, _PANELS_OF_FEW * PANEL), np.float32)
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
         whole = stop - (stop - start) % MOST_ROWS
