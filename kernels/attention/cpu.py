@@ -35,6 +35,8 @@ Array = npt.NDArray[Any]
 
 # Query vectors computed together, unless one token has more.
 MOST_QUERIES = MOST_ROWS if multiplies_matrices() else TILE_QUERIES
+# Heads are computed together as long as they have no more scores: what is in the cache stays there.
+MOST_SCORES = 1 << 15
 # Work that takes about as long as waiting for other threads to begin and to end.
 LEAST_SHARED_PRODUCTS = 200_000
 _ZERO = np.int64(0)
@@ -211,24 +213,26 @@ def attention_rows(
             if read * size // every == rank:
                 low, high = min(low, head), head + 1
             read += count * blocks
-        if low < high:
-            queries, query_row = asked, row * heads + low * group
+        side_by_side = max(1, MOST_SCORES // (members * blocks * BLOCK_SIZE))
+        for begin in range(low, high, side_by_side):
+            end = min(begin + side_by_side, high)
+            queries, query_row = asked, row * heads + begin * group
             if count > 1:
-                for head in range(low, high):
+                for head in range(begin, end):
                     for member in range(members):
                         at = (row + member // group) * heads + head * group + member % group
-                        copy_into(together[(head - low) * members + member], asked[at])
+                        copy_into(together[(head - begin) * members + member], asked[at])
                 queries, query_row = together, _ZERO
-            scores = np.empty(((high - low) * members, blocks * BLOCK_SIZE), dtype=np.float32)
+            scores = np.empty(((end - begin) * members, blocks * BLOCK_SIZE), dtype=np.float32)
             _attend_heads(
                 queries, query_row, members, group, key_cache, value_cache, table,
-                first_block, last_block, low, high, start, stop, factor, cap,
+                first_block, last_block, begin, end, start, stop, factor, cap,
                 scores, totals, lanes, sums,
             )  # fmt: skip
             for each in range(scores.shape[0]):
                 r, h = each % members // group, each % group
                 total, own = totals[each], sums[each]
-                there = out[row + r, (low + each // members) * group + h]
+                there = out[row + r, (begin + each // members) * group + h]
                 for j in range(width):
                     there[j] = own[j] / total
         row += count
