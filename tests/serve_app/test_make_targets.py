@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.backends import Backend
-from tests.support.faults import family, processes_of
+from tests.support.faults import family, named, processes_of
 from tests.support.paths import ROOT
 from tests.support.real_server import Server, running_server
 
@@ -101,6 +101,7 @@ def test_one_engine_decides_alone_and_a_cluster_has_an_actor_for_each_part(
 def test_what_computes_is_loaded_where_it_computes_alone(one: Server, cluster: Server) -> None:
     for server in (one, cluster):
         apart = [process_id for name, process_id in roles(server) if not name.startswith("api")]
+        apart += [each.pid for each in named(server, "kernels.ahead.worker")]  # of the engine
         others = [each for each in family(server) if each.pid not in apart]
         for process in (psutil.Process(server.process.pid), *others):
             assert loaded(process) == set(), process.cmdline()
