@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.attention.layout import BLOCK_SIZE
-from lexshard.kernels.attention.softmax import soften, softmax
+from lexshard.kernels.attention.softmax import weigh
 from lexshard.kernels.attention.tiles import score_tile, value_tile
 from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.operand import operand
@@ -185,16 +185,8 @@ def attend_by_tiles(
             queries, query + first, members, keys, values, table, first_block, last_block, head,
             own_scores,
         )  # fmt: skip
-        for member in range(members):
-            r = member // group
-            begin, end = max(0, start + r), stop + r
-            place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
-            own = own_scores[member, place:]
-            for i in range(end - begin + begin % BLOCK_SIZE):
-                own[i] *= factor
-            if cap > 0:
-                soften(own, end - begin + begin % BLOCK_SIZE, cap)
-            totals[first + member] = softmax(own, begin, end, lanes)
+        own_totals = totals[first : first + members]
+        weigh(own_scores, members, group, first_block, start, stop, factor, cap, own_totals, lanes)
         weights = operand(own_scores, values, scores.shape[1] // 2)
         own_sums[:] = 0.0
         for index in range(first_block, last_block + 1):

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lexshard.kernels.attention.layout import BLOCK_SIZE
-from lexshard.kernels.attention.softmax import soften, softmax
+from lexshard.kernels.attention.softmax import weigh
 from lexshard.kernels.copies import copy_into
 from lexshard.kernels.linear.matrix import (
     CONFIGURATIONS,
@@ -323,23 +323,9 @@ def attend_by_matrices(
     lanes: Array,
     sums: Array,
 ) -> None:
-    """`kernels.attention.cpu.attend_by_tiles` of heads whose width is a multiple of 32."""
+    """`kernels.attention.by_tiles.attend_by_tiles` of heads whose width is a multiple of 32."""
     _scores(queries, query, members, keys, table, first_block, last_block, low, high, scores)
-    for row in range(scores.shape[0]):
-        r = row % members // group
-        begin, end = max(0, start + r), stop + r
-        place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
-        every = scores[row]
-        own, seen = every[place:], end - begin + begin % BLOCK_SIZE
-        for i in range(seen):
-            own[i] *= factor
-        if cap > 0:
-            soften(own, seen, cap)
-        totals[row] = softmax(own, begin, end, lanes)
-        for i in range(place):
-            every[i] = 0.0
-        for i in range(seen, own.shape[0]):
-            own[i] = 0.0
+    weigh(scores, members, group, first_block, start, stop, factor, cap, totals, lanes)
     weights = operand(scores, values, scores.shape[1] // 2)
     last = stop + (members - 1) // group - 1
     ends = _ends_of(values, np.int64(table[last_block]), low, high, last % BLOCK_SIZE + 1)

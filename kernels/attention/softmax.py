@@ -73,3 +73,36 @@ def softmax(scores: Array, start: int, stop: int, lanes: Array) -> np.float32:
             lanes[i] += lanes[i + width]
         width //= 2
     return lanes[0]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def weigh(
+    scores: Array,
+    members: int,
+    group: int,
+    first_block: int,
+    start: int,
+    stop: int,
+    factor: np.float32,
+    cap: np.float32,
+    totals: Array,
+    lanes: Array,
+) -> None:
+    """Products with keys to what values are weighted with, in place: ``scores [heads * members, 16
+    blocks]`` from block ``first_block`` on, ``group`` queries of each row of a run, of which row r
+    attends ``start + r <= p < stop + r``; 0 elsewhere. Each sum of weights goes to ``totals``."""
+    for query in range(scores.shape[0]):
+        r = query % members // group
+        begin, end = max(0, start + r), stop + r
+        place = (begin // BLOCK_SIZE - first_block) * BLOCK_SIZE
+        every = scores[query]
+        own, seen = every[place:], end - begin + begin % BLOCK_SIZE
+        for i in range(seen):
+            own[i] *= factor
+        if cap > 0:
+            soften(own, seen, cap)
+        totals[query] = softmax(own, begin, end, lanes)
+        for i in range(place):
+            every[i] = 0.0
+        for i in range(seen, own.shape[0]):
+            own[i] = 0.0

@@ -135,12 +135,20 @@ def test_bodies_heads_and_draws_are_the_same_to_the_last_bit(tmp_path: Path) -> 
 SUMS = """
 import hashlib, sys
 import numpy as np, torch
+from lexshard.kernels.attention import allocate_cache, paged_attention, write_cache
 from lexshard.kernels.linear import linear, pack
 from lexshard.kernels.processor import instructions
 numbers = np.random.default_rng(1).integers(-(2**24), 2**24, (2, 70, 100)).astype(np.float32)
 x, weight = torch.from_numpy(numbers)
 found = linear(x, pack(weight.bfloat16(), arithmetic="bfloat16"))
-print(instructions() == "AMX", hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16])
+caches = allocate_cache(5, 1, 64, dtype=torch.bfloat16)
+heads = torch.from_numpy(numbers.reshape(-1)[: 70 * 64].reshape(70, 1, 64)) / 2**24
+write_cache(heads, heads.flip(0), torch.arange(70), *caches)
+table, rows = torch.arange(5, dtype=torch.int32)[None], torch.zeros(70, dtype=torch.int32)
+places = torch.arange(70, dtype=torch.int32)
+attended = paged_attention(heads.repeat(1, 3, 1), *caches, table, rows, places, 0.1, 50, 0.0)
+digests = [hashlib.sha256(each.numpy().tobytes()).hexdigest()[:16] for each in (found, attended)]
+print(instructions() == "AMX", *digests)
 """
 
 
@@ -148,9 +156,9 @@ print(instructions() == "AMX", hashlib.sha256(found.numpy().tobytes()).hexdigest
 @pytest.mark.parametrize(
     ("processor", "expected"),
     [
-        ("avx2", "False 4125224a304bd69d"),
-        ("avx512", "False 4125224a304bd69d"),
-        ("amx", "True e49e40d2de5bdabb"),
+        ("avx2", "False 4125224a304bd69d 775973a074bfbd4d"),
+        ("avx512", "False 4125224a304bd69d 775973a074bfbd4d"),
+        ("amx", "True e49e40d2de5bdabb 886ed6ad2377ea2d"),
     ],
 )
 def test_products_of_bfloat16_have_the_bits_of_the_processor_that_is_named(
