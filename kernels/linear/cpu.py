@@ -24,7 +24,7 @@ from numba.extending import overload
 from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.matrix import multiply_in_vectors, multiply_matrices
 from lexshard.kernels.linear.operand import operand
-from lexshard.kernels.linear.tile import tile
+from lexshard.kernels.linear.tile import PANEL, tile
 from lexshard.kernels.processor import has_feature, multiplies_matrices, sums_as_matrices
 from lexshard.kernels.team.jobs import run
 
@@ -32,46 +32,109 @@ ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while pa
 # The sums of a tile stay in registers: AVX-512 has 32 that hold 16 sums, AVX2 16 that hold 8. A sum
 # waits for the one before it, and only many chains keep the processor adding; the more of them are
 # of one row, the fewer activations are read. How large a tile is changes no bit.
-TILE_ROWS = 6
-ONE_ROW_PANELS, TWO_ROW_PANELS, MORE_ROW_PANELS = (4, 4, 4) if has_feature("avx512f") else (4, 2, 1)
+WIDE = has_feature("avx512f")
+FEW_ROWS = 4
+# Panels of tiles of one row, of two and of up to four, the most rows of a tile, and its panels. Of
+# weights that come from memory two panels at a time are faster than four, if those that follow are
+# asked for: what a processor fetches by itself falls behind while rows keep it computing.
+NEAR, FAR = ((4, 4, 4, 6, 4), (2, 2, 2, 8, 2)) if WIDE else ((4, 2, 1, 6, 1), (2, 2, 1, 6, 1))
+FAR_BYTES = 2**20  # of a product of a model that caches do not hold
+# Following panels of more bytes are not asked for as a whole, which the cache of a core would not
+# hold, but so many bytes ahead.
+MOST_FETCHED, AHEAD = 2**18, 4096
 
 # A literal 0 in a call would compile what is called, and every tile below, once more.
 _ZERO = np.int64(0)
 
 
-@functools.cache
-def _rows_of(one: int, two: int, more: int) -> Callable[..., None]:
-    """Products of rows ``row`` to ``stop - 1`` with as many panels from ``panel`` on as are said
-    for a tile of one row, of two, and of more."""
-
-    def multiply_rows(x, row, stop, weight, panel, out, add):  # type: ignore[no-untyped-def]
-        while stop - row >= TILE_ROWS:
-            tile(TILE_ROWS, more, add, x, row, weight, panel, out)
-            row += TILE_ROWS
-        count = stop - row
-        if count == 5:
-            tile(5, more, add, x, row, weight, panel, out)
-        elif count == 4:
-            tile(4, more, add, x, row, weight, panel, out)
-        elif count == 3:
-            tile(3, more, add, x, row, weight, panel, out)
-        elif count == 2:
-            tile(2, two, add, x, row, weight, panel, out)
-        elif count == 1:
-            tile(1, one, add, x, row, weight, panel, out)
-
-    return compiled_as(f"multiply_rows_by_{one}_{two}_{more}", multiply_rows)
-
-
-_narrow_rows = _rows_of(1, 1, 1)
-_wide_rows = _rows_of(ONE_ROW_PANELS, TWO_ROW_PANELS, MORE_ROW_PANELS)
-
-
 @njit(nogil=True, cache=True, inline="always")
-def _panels_of(rows: int) -> int:
-    if rows == 1:
-        return ONE_ROW_PANELS
-    return TWO_ROW_PANELS if rows == 2 else MORE_ROW_PANELS
+def _ahead(weight: npt.NDArray[Any], panels: int, number: int) -> int:
+    """How many weights behind its own first a tile of so many ``panels`` asks for; those that
+    multiply the same panels have numbers, and each asks for another one, while there are any."""
+    panel = weight.shape[1] * PANEL
+    following = panels * panel
+    if following * weight.itemsize > MOST_FETCHED:
+        following = AHEAD // weight.itemsize
+    return following + number * panel if number < panels else 0
+
+
+@functools.cache
+def _rows_of(
+    one: int, two: int, few: int, most: int, more: int, fetches: bool
+) -> Callable[..., int]:
+    """Products of rows ``row`` to ``stop - 1`` with the panels from ``panel`` on. Returns the first
+    of those that are left, fewer than are taken at a time, up to ``last``.
+
+    Where panels are taken one at a time, the next one is asked for anyway.
+    """
+    of_one, of_two, of_few, of_more = (
+        each if fetches or each == 1 else 0 for each in (one, two, few, more)
+    )
+    of_tiles = min(of_more, 1)
+    second, third, fourth, fifth = most - 1, most - 2, most - 3, most - 4
+
+    def multiply_rows(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+        count = stop - row
+        if count > most:
+            tiles = (count + most - 1) // most
+            least = count // tiles
+            larger = count - tiles * least
+            while panel + more <= last:
+                start = row
+                for number in range(tiles):
+                    size = least + 1 if number < larger else least
+                    ahead = _ahead(weight, more, number)
+                    if size == most:
+                        tile(most, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                    elif size == second:
+                        tile(second, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                    elif size == third:
+                        tile(third, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                    elif size == fourth:
+                        tile(fourth, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                    else:
+                        tile(fifth, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                    start += size
+                panel += more
+        elif count > FEW_ROWS:
+            ahead = _ahead(weight, more, 0)
+            while panel + more <= last:
+                if count == most:
+                    tile(most, more, of_more, add, x, row, weight, panel, ahead, out)
+                elif count == second:
+                    tile(second, more, of_more, add, x, row, weight, panel, ahead, out)
+                elif count == third:
+                    tile(third, more, of_more, add, x, row, weight, panel, ahead, out)
+                else:
+                    tile(fourth, more, of_more, add, x, row, weight, panel, ahead, out)
+                panel += more
+        elif count > 2:
+            ahead = _ahead(weight, few, 0)
+            while panel + few <= last:
+                if count == 4:
+                    tile(4, few, of_few, add, x, row, weight, panel, ahead, out)
+                else:
+                    tile(3, few, of_few, add, x, row, weight, panel, ahead, out)
+                panel += few
+        elif count == 2:
+            ahead = _ahead(weight, two, 0)
+            while panel + two <= last:
+                tile(2, two, of_two, add, x, row, weight, panel, ahead, out)
+                panel += two
+        else:
+            ahead = _ahead(weight, one, 0)
+            while panel + one <= last:
+                tile(1, one, of_one, add, x, row, weight, panel, ahead, out)
+                panel += one
+        return panel
+
+    name = f"multiply_rows_by_{one}_{two}_{few}_{more}_up_to_{most}"
+    return compiled_as(f"{name}_{'asking' if fetches else 'reading'}", multiply_rows)
+
+
+_far_rows = _rows_of(*FAR, True)
+_near_rows = _rows_of(*NEAR, False)
+_narrow_rows = _rows_of(1, 1, 1, NEAR[3], 1, False)
 
 
 @njit(nogil=True, cache=True)
@@ -84,17 +147,16 @@ def _multiply_tiles(
     last: int,
 ) -> None:
     rows = x.shape[0]
-    wide = _panels_of(rows)
+    # One or two rows of words are as fast by themselves: nothing is made of a weight but its sum.
+    far = weight.size * weight.itemsize >= FAR_BYTES and (rows > 2 or weight.itemsize == 2)
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
-        panel = first
-        if wide > 1:
-            while panel + wide <= last:
-                _wide_rows(x, start, stop, weight, panel, out, add)
-                panel += wide
-        while panel < last:
-            _narrow_rows(x, start, stop, weight, panel, out, add)
-            panel += 1
+        if far:
+            panel = _far_rows(x, start, stop, weight, first, last, out, add)
+        else:
+            panel = _near_rows(x, start, stop, weight, first, last, out, add)
+        if panel < last:
+            _narrow_rows(x, start, stop, weight, panel, last, out, add)
 
 
 def _products(x, weight, out, add, first, last):  # type: ignore[no-untyped-def]

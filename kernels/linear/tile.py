@@ -24,7 +24,6 @@ from lexshard.kernels.processor import has_feature
 
 # Two products of bfloat16 in one instruction; LLVM knows it by these types from version 16 on.
 MULTIPLIES_PAIRS = has_feature("avx512bf16") and binding.llvm_version_info[0] >= 16
-AHEAD = 4096  # bytes between the weights in use and those being fetched
 PANEL = 16  # outputs side by side in one panel of packed weights: two AVX2 or one AVX-512 vector
 
 _FLOAT = ir.FloatType()
@@ -180,46 +179,49 @@ def tile(
     typing_context: Any,
     rows: Any,
     panels: Any,
+    fetched: Any,
     add: Any,
     x: Any,
     x_row: Any,
     weight: Any,
     first_panel: Any,
+    ahead: Any,
     out: Any,
 ) -> Any:
-    """``tile(rows, panels, add, x, x_row, weight, first_panel, out)`` in nopython code: rows
-    ``x_row ...`` for the panels from ``first_panel`` on, stored or, where ``add``, added.
+    """In nopython code rows ``x_row ...`` for the panels from ``first_panel`` on, stored or, where
+    ``add``, added; meanwhile as many panels as are ``fetched`` are asked of memory, from so many
+    weights ``ahead`` on.
 
-    ``rows`` and ``panels`` are literal integers. ``x [T, >= K] float32`` has unit stride along its
-    rows, ``out [T, >= P * 16] float32`` is C-contiguous. ``weight`` is packed panels ``[P, K, 16]``
-    of float32 or uint16 (bfloat16 bits), C-contiguous. Or it holds uint32, pairs of bfloat16 of
-    neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are bfloat16, too, as float32
-    or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``.
+    ``rows``, ``panels`` and ``fetched`` are literal integers. ``x [T, >= K] float32`` has unit
+    stride along its rows, ``out [T, >= P * 16] float32`` is C-contiguous. ``weight`` is packed
+    panels ``[P, K, 16]`` of float32 or uint16 (bfloat16 bits), C-contiguous. Or it holds uint32,
+    pairs of bfloat16 of neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are
+    bfloat16, too, as float32 or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``.
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
-    # One or two rows wait for memory only, which the processor fetches ahead by itself; where more
-    # rows keep it computing, that falls behind.
-    fetches = row_count > 2 and panel_count == 1
-    distance = AHEAD // (2 if weight.dtype == types.uint16 else _WORD_BYTES)
 
     def code_generator(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, _, add_value, x_value, row, weight_value, panel, out_value = arguments
+        _, _, _, add_value, x_value, row, weight_value, panel, ahead_value, out_value = arguments
         x_array = context.make_array(x)(context, builder, x_value)
         weight_array = context.make_array(weight)(context, builder, weight_value)
         out_array = context.make_array(out)(context, builder, out_value)
         depth = cgutils.unpack_tuple(builder, weight_array.shape)[1]
         index = depth.type
         panel_size = builder.mul(depth, index(PANEL))
-        places = [builder.add(panel, index(each)) for each in range(panel_count)]
-        starts = [builder.gep(weight_array.data, [builder.mul(panel_size, p)]) for p in places]
+        start = builder.gep(weight_array.data, [builder.mul(panel_size, panel)])
+
+        def panels_from(pointer: Any, count: int) -> list[Any]:
+            places = [builder.mul(panel_size, index(each)) for each in range(count)]
+            return [builder.gep(pointer, [place]) for place in places]
+
         sums = sums_of_products(
             builder,
             (x.dtype, weight.dtype),
             rows_from(builder, x_array, row, index(0), row_count),
-            starts,
+            panels_from(start, panel_count),
             depth,
             index(PANEL),
-            [builder.gep(starts[0], [index(distance)])] if fetches else (),
+            panels_from(builder.gep(start, [ahead_value]), fetched.literal_value),
         )
         first = builder.mul(panel, index(PANEL))
         there = rows_from(builder, out_array, row, first, row_count)
@@ -230,5 +232,6 @@ def tile(
                 put_sums(builder, sums, there, add=False)
         return context.get_dummy_value()
 
-    signature = types.void(rows, panels, types.boolean, x, types.intp, weight, types.intp, out)
+    index, flag = types.intp, types.boolean
+    signature = types.void(rows, panels, fetched, flag, x, index, weight, index, index, out)
     return signature, code_generator

@@ -60,13 +60,13 @@ from lexshard.kernels.screen import bits, tile, vnni
 name, features = cpu_target.target_context.codegen().magic_tuple()[1:]
 assert (name, features) == (os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"])
 print(name, has_feature("avx2"), has_feature("avx512f"))
-print(cpu.MORE_ROW_PANELS, MULTIPLIES_PAIRS, attention.WIDE, tile.LANES, bits.WIDTH, vnni.AVAILABLE)
+print(cpu.WIDE, MULTIPLIES_PAIRS, attention.WIDE, tile.LANES, bits.WIDTH, vnni.AVAILABLE)
 """
 
 
 @needs_avx2
 def test_kernels_are_compiled_as_without_avx512() -> None:
-    assert run(TOLD, LEXSHARD_CPU="avx2") == "haswell True False\n1 False 2 16 32 False\n"
+    assert run(TOLD, LEXSHARD_CPU="avx2") == "haswell True False\nFalse False 2 16 32 False\n"
 
 
 KERNEL = """
