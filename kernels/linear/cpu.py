@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,6 @@ ROW_BLOCK = 96  # rows whose activations stay in the second-level cache while pa
 # of one row, the fewer activations are read. How large a tile is changes no bit.
 WIDE = has_feature("avx512f")
 FEW_ROWS = 4
-# Panels of tiles of one row, of two and of up to four, the most rows of a tile, and its panels. Of
-# weights that come from memory two panels at a time are faster than four, if those that follow are
-# asked for: what a processor fetches by itself falls behind while rows keep it computing.
-NEAR, FAR = ((4, 4, 4, 6, 4), (2, 2, 2, 8, 2)) if WIDE else ((4, 2, 1, 6, 1), (2, 2, 1, 6, 1))
 FAR_BYTES = 2**20  # of a product of a model that caches do not hold
 # Following panels of more bytes are not asked for as a whole, which the cache of a core would not
 # hold, but so many bytes ahead.
@@ -58,19 +54,39 @@ def _ahead(weight: npt.NDArray[Any], panels: int, number: int) -> int:
     return following + number * panel if number < panels else 0
 
 
+class Tiling(NamedTuple):
+    """Panels of tiles of one row, of two, of up to four, of those of more rows that are alone, and
+    of those that share panels; the most rows of a tile; and from how many rows on panels that
+    follow are asked for. What a processor fetches by itself falls behind while rows keep it
+    computing, and the fewer panels there are at a time, the faster memory gives them."""
+
+    one: int
+    two: int
+    few: int
+    alone: int
+    more: int
+    most: int
+    asking: int
+
+
+_NEVER = 1 << 20
+NEAR = Tiling(4, 4, 4, 4, 4, 6, _NEVER) if WIDE else Tiling(4, 2, 1, 1, 1, 6, 3)
+FAR_HALVES = Tiling(2, 2, 2, 2, 2, 8, 1) if WIDE else Tiling(2, 2, 1, 1, 1, 6, 1)
+# Words AVX-512 multiplies as they are; what takes longer with halves of them waits for memory here.
+FAR_WORDS = Tiling(4, 4, 1, 1, 2, 8, 3) if WIDE else FAR_HALVES
+NARROW = Tiling(1, 1, 1, 1, 1, 6, _NEVER)
+
+
 @functools.cache
 def _rows_of(
-    one: int, two: int, few: int, most: int, more: int, fetches: bool
+    one: int, two: int, few: int, alone: int, more: int, most: int, asking: int
 ) -> Callable[..., int]:
-    """Products of rows ``row`` to ``stop - 1`` with the panels from ``panel`` on. Returns the first
-    of those that are left, fewer than are taken at a time, up to ``last``.
-
-    Where panels are taken one at a time, the next one is asked for anyway.
-    """
-    of_one, of_two, of_few, of_more = (
-        each if fetches or each == 1 else 0 for each in (one, two, few, more)
+    """By a tiling: products of rows ``row`` to ``stop - 1`` with the panels from ``panel`` on.
+    Returns the first of those that are left, fewer than are taken at a time, up to ``last``."""
+    of_one, of_two, of_few, of_alone, of_more = (
+        panels if rows >= asking else 0
+        for rows, panels in ((1, one), (2, two), (4, few), (most, alone), (most, 1))
     )
-    of_tiles = min(of_more, 1)
     second, third, fourth, fifth = most - 1, most - 2, most - 3, most - 4
 
     def multiply_rows(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
@@ -85,29 +101,29 @@ def _rows_of(
                     size = least + 1 if number < larger else least
                     ahead = _ahead(weight, more, number)
                     if size == most:
-                        tile(most, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                        tile(most, more, of_more, add, x, start, weight, panel, ahead, out)
                     elif size == second:
-                        tile(second, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                        tile(second, more, of_more, add, x, start, weight, panel, ahead, out)
                     elif size == third:
-                        tile(third, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                        tile(third, more, of_more, add, x, start, weight, panel, ahead, out)
                     elif size == fourth:
-                        tile(fourth, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                        tile(fourth, more, of_more, add, x, start, weight, panel, ahead, out)
                     else:
-                        tile(fifth, more, of_tiles, add, x, start, weight, panel, ahead, out)
+                        tile(fifth, more, of_more, add, x, start, weight, panel, ahead, out)
                     start += size
                 panel += more
         elif count > FEW_ROWS:
-            ahead = _ahead(weight, more, 0)
-            while panel + more <= last:
+            ahead = _ahead(weight, alone, 0)
+            while panel + alone <= last:
                 if count == most:
-                    tile(most, more, of_more, add, x, row, weight, panel, ahead, out)
+                    tile(most, alone, of_alone, add, x, row, weight, panel, ahead, out)
                 elif count == second:
-                    tile(second, more, of_more, add, x, row, weight, panel, ahead, out)
+                    tile(second, alone, of_alone, add, x, row, weight, panel, ahead, out)
                 elif count == third:
-                    tile(third, more, of_more, add, x, row, weight, panel, ahead, out)
+                    tile(third, alone, of_alone, add, x, row, weight, panel, ahead, out)
                 else:
-                    tile(fourth, more, of_more, add, x, row, weight, panel, ahead, out)
-                panel += more
+                    tile(fourth, alone, of_alone, add, x, row, weight, panel, ahead, out)
+                panel += alone
         elif count > 2:
             ahead = _ahead(weight, few, 0)
             while panel + few <= last:
@@ -128,13 +144,29 @@ def _rows_of(
                 panel += one
         return panel
 
-    name = f"multiply_rows_by_{one}_{two}_{few}_{more}_up_to_{most}"
-    return compiled_as(f"{name}_{'asking' if fetches else 'reading'}", multiply_rows)
+    name = f"multiply_rows_by_{one}_{two}_{few}_{alone}_{more}_up_to_{most}_asking_from_{asking}"
+    return compiled_as(name, multiply_rows)
 
 
-_far_rows = _rows_of(*FAR, True)
-_near_rows = _rows_of(*NEAR, False)
-_narrow_rows = _rows_of(1, 1, 1, NEAR[3], 1, False)
+_near_rows, _narrow_rows = _rows_of(*NEAR), _rows_of(*NARROW)
+_far_words, _far_halves = _rows_of(*FAR_WORDS), _rows_of(*FAR_HALVES)
+
+
+def _far_rows(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+    raise NotImplementedError("only compiled functions call this")
+
+
+@overload(_far_rows)
+def _far_rows_of(  # type: ignore[no-untyped-def]
+    x, row, stop, weight, panel, last, out, add
+):
+    def of_words(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+        return _far_words(x, row, stop, weight, panel, last, out, add)
+
+    def of_halves(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+        return _far_halves(x, row, stop, weight, panel, last, out, add)
+
+    return of_halves if weight.dtype == types.uint16 else of_words
 
 
 @njit(nogil=True, cache=True)
@@ -147,8 +179,7 @@ def _multiply_tiles(
     last: int,
 ) -> None:
     rows = x.shape[0]
-    # One or two rows of words are as fast by themselves: nothing is made of a weight but its sum.
-    far = weight.size * weight.itemsize >= FAR_BYTES and (rows > 2 or weight.itemsize == 2)
+    far = weight.size * weight.itemsize > FAR_BYTES
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
         if far:
