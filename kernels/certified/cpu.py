@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
-from lexshard.kernels.copies import copy_into
+from lexshard.kernels.copies import copy_into, own_lines
 from lexshard.kernels.mass.cpu import drawn, heaviest, stands
 from lexshard.kernels.mass.reference import HEAVY_SHARE
 from lexshard.kernels.penalties.cpu import adjust, adjust_tokens
@@ -69,7 +69,7 @@ def _screen(  # type: ignore[no-untyped-def]
 ):
     """Fills ``estimates`` [N, V] and ``slack`` [N, 3]; whether they mean anything."""
     count, vocabulary = estimates.shape
-    integers = np.empty((count, values.shape[1]), np.int16)
+    integers = own_lines(count, values.shape[1] // 2).view(np.int16)
     results = np.empty((count, 6))
     eight = vnni.AVAILABLE and count >= EIGHT_BIT_ROWS and vocabulary >= PANEL
     if eight:
@@ -92,7 +92,9 @@ def _screen(  # type: ignore[no-untyped-def]
                 total += integers[row, column]
             starts[row] = np.int32(-128 * total)
         size = min(size, vocabulary // PANEL)
-        small = integers.astype(np.int8)
+        small = own_lines(count, values.shape[1] // 4).view(np.int8)
+        for row in range(count):
+            copy_into(small[row], integers[row])
         arguments = (values, scale, products, small, starts, step, share, estimates)
         run(team, size, _screen_eight_bits, arguments)
     else:
@@ -164,7 +166,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     vocabulary = weight.shape[0]
     every = np.empty(0, np.int32)
     by_block = every.size == 0  # a value for the compiler, not a word: the search is compiled once
-    estimates = np.empty((count, vocabulary), np.float32)
+    estimates = own_lines(count, vocabulary)
     slack = np.empty((count, 3))
     best = np.full(count, -np.inf)
     if not _screen(

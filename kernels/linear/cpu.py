@@ -72,7 +72,7 @@ class Tiling(NamedTuple):
 _NEVER = 1 << 20
 NEAR = Tiling(4, 4, 4, 4, 4, 6, _NEVER) if WIDE else Tiling(4, 2, 1, 1, 1, 6, 3)
 FAR_HALVES = Tiling(2, 2, 2, 2, 2, 8, 1) if WIDE else Tiling(2, 2, 1, 1, 1, 6, 1)
-# Words AVX-512 multiplies as they are; what takes longer with halves of them waits for memory here.
+# AVX-512 multiplies words as they are: one or two rows then do nothing but wait for memory.
 FAR_WORDS = Tiling(4, 4, 1, 1, 2, 8, 3) if WIDE else FAR_HALVES
 NARROW = Tiling(1, 1, 1, 1, 1, 6, _NEVER)
 

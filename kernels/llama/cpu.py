@@ -15,7 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from lexshard.kernels.attention.cpu import attention_rows, write_cache_rows
-from lexshard.kernels.copies import copy_into
+from lexshard.kernels.copies import copy_into, own_lines
 from lexshard.kernels.linear.cpu import multiply_panels
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
@@ -24,7 +24,6 @@ from lexshard.kernels.llama.parts import (
     add_normalized,
     gate_inner,
     normalize,
-    own_lines,
     rotate,
     split_heads,
 )

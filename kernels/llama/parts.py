@@ -23,7 +23,6 @@ Array = npt.NDArray[Any]
 # stays in the second-level cache. Matrices are multiplied faster than weights come from memory:
 # there more rows share what was read.
 ROWS_TOGETHER = 256 if multiplies_matrices() else 48
-LINES = 128  # bytes that processors take from each other: a line, and its neighbour
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -111,12 +110,3 @@ def gate_inner(
         else:
             for j in range(last - first):
                 target[j] = silu(gate[j]) * up[j]
-
-
-@njit(nogil=True, cache=True)
-def own_lines(rows: int, columns: int) -> Array:
-    """An array [rows, columns] float32 that shares no line of memory, nor the one beside it, with
-    anything else: what two threads write there would go back and forth between their cores."""
-    memory = np.empty(rows * columns + 3 * LINES // 4, np.float32)
-    first = -(memory.ctypes.data % LINES) % LINES // 4
-    return memory[first : first + rows * columns].reshape(rows, columns)

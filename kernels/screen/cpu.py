@@ -15,6 +15,7 @@ from numba import njit
 import lexshard.kernels.screen.matrix as matrix
 import lexshard.kernels.screen.vnni as vnni
 from lexshard.kernels import pool
+from lexshard.kernels.copies import own_lines
 from lexshard.kernels.linear.matrix import MATRIX, MOST_ROWS
 from lexshard.kernels.quantize.layout import PANEL_ROWS
 from lexshard.kernels.quantize.tiers import DitheredInt4Tier, Int4Tier, Int8Tier, OneBitTier, Tier
@@ -37,6 +38,7 @@ STRIP = 128
 # A tier of so many bytes stays in a cache, which gives two rows at a time more than one. Memory
 # gives two streams half of what it gives one.
 CACHED = 2**23
+IN_ORDER = ROWS + 1  # hidden rows that a weight row at a time is fast enough for
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -73,18 +75,25 @@ def _dot_few(values, start, whole, hidden, query, sums, strip):  # type: ignore[
 
 
 @njit(nogil=True, cache=True)
-def _screen_one(  # type: ignore[no-untyped-def]
+def _screen_in_order(  # type: ignore[no-untyped-def]
     values, scale, products, hidden, step, share, out, first, last
 ):
-    """A single hidden row reads memory as fast as a plain loop if nothing is fetched ahead."""
-    sums = np.empty((1, STRIP), np.int32)
+    """A few hidden rows read memory as fast as a plain loop if they meet a weight row after the
+    other, and one further on is fetched. From a cache one hidden row reads two at a time."""
+    count = hidden.shape[0]
+    sums = own_lines(count, STRIP).view(np.int32)
     for start in range(first, last, STRIP):
         stop = min(start + STRIP, last)
-        paired = stop - (stop - start) % 2 if values.size <= CACHED else start
+        paired = stop - (stop - start) % 2 if values.size <= CACHED and count == 1 else start
         for row in range(start, paired, 2):
             dot_bytes(1, 2, 0, values, row, hidden, 0, sums, row - start)
         for row in range(paired, stop):
-            dot_bytes(1, 1, 0, values, row, hidden, 0, sums, row - start)
+            if count == 1:
+                dot_bytes(1, 1, 1, values, row, hidden, 0, sums, row - start)
+            elif count == 2:
+                dot_bytes(2, 1, 1, values, row, hidden, 0, sums, row - start)
+            else:
+                dot_bytes(3, 1, 1, values, row, hidden, 0, sums, row - start)
         _scale_panel(sums, scale, products, step, share, out, start, stop)
 
 
@@ -93,11 +102,11 @@ def screen_bytes(  # type: ignore[no-untyped-def]
     values, scale, products, hidden, step, share, out, first, last
 ):
     count = hidden.shape[0]
-    if count == 1:
-        _screen_one(values, scale, products, hidden, step, share, out, first, last)
+    if count == 1 or (count <= IN_ORDER and values.size > CACHED):
+        _screen_in_order(values, scale, products, hidden, step, share, out, first, last)
         return
     fours = count - count % 4
-    sums = np.empty((count, STRIP), np.int32)
+    sums = own_lines(count, STRIP).view(np.int32)
     for strip in range(first, last, STRIP):
         end = min(strip + STRIP, last)
         for start in range(strip, end, PANEL):
@@ -126,7 +135,7 @@ def _screen_by_vectors(  # type: ignore[no-untyped-def]
 ):
     count = hidden.shape[0]
     second = count % 4 or 4
-    sums = np.empty((count, STRIP), np.int32)
+    sums = own_lines(count, STRIP).view(np.int32)
     for strip in range(first, last, STRIP):
         end = min(strip + STRIP, last)
         begin = min(strip, end - PANEL)  # what is less than a panel repeats rows of the one before

@@ -53,11 +53,12 @@ def test_agrees_with_float64(rows: int, outputs: int, depth: int, kind: str, see
     assert bool(((result - expected).abs() <= 1.3e-7 * depth * scale + 1e-30).all())
 
 
-@pytest.mark.parametrize("depth", [96, 41])
+# Weights that caches hold, those that come from memory, and such of long rows.
+@pytest.mark.parametrize(("outputs", "depth"), [(200, 96), (200, 41), (14_000, 41), (330, 5_000)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_in_every_batch(kind: str, depth: int) -> None:
+def test_a_row_has_the_same_bits_in_every_batch(kind: str, outputs: int, depth: int) -> None:
     """The promise that makes the body batch-invariant: 0 to 230 rows, every offset."""
-    weight = _random(200, depth, 1).bfloat16().float()
+    weight = _random(outputs, depth, 1).bfloat16().float()
     packed = _packed(weight, kind)
     x = _random(230, depth, 2)
     whole = linear(x, packed)
@@ -65,6 +66,15 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, depth: int) -> None:
     for count in [*range(40), 95, 96, 97, 98, 192, 193, 230]:
         start = int(generator.integers(0, 230 - count + 1))
         assert torch.equal(linear(x[start : start + count], packed), whole[start : start + count])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_has_the_same_bits_whatever_is_beside_it(kind: str) -> None:
+    """How many there are decides how tiles share them, and what is asked of memory meanwhile."""
+    weight, x = _random(14_000, 48, 6).bfloat16().float(), _random(20, 48, 7)
+    for rows in range(1, 21):
+        found = linear(x[:rows], _packed(weight, kind))
+        assert torch.equal(found[:, 80:280], linear(x[:rows], _packed(weight[80:280], kind)))
 
 
 def test_bfloat16_storage_gives_the_bits_of_float32_storage() -> None:
