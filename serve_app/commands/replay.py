@@ -202,6 +202,10 @@ def _tokenizer(folder: Path, found: Sequence[FoundReceipt]) -> ModelTokenizer | 
     """The model's, where stop strings or texts ask for it and there is one."""
     if not any(each.beside or (each.receipt and each.receipt.stop) for each in found):
         return None
+    # The engine of this process may have to make the model with transformers, which has no models
+    # where it has not found torch; and a tokenizer alone does not show it any.
+    import torch  # noqa: F401
+
     from lexshard.serve_app.openai.tokenization import ModelTokenizer  # loads transformers
 
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +220,23 @@ def test_texts_are_those_that_a_server_makes_of_the_tokens(
     for name, own in {"delta": {"content": text}, "message": {"tool_calls": [{}]}}.items():
         assert told_text({name: own}) is None
     assert told_text(both) is None
+
+
+def test_a_reply_is_replayed_where_its_model_was_never_loaded(text: str, tmp_path: Path) -> None:
+    """By the command itself, which has imported nothing that tests have: the body is proven there
+    against transformers' own, whose tokenizer it needs, too."""
+    folder, reply = tmp_path / "model", tmp_path / "reply.json"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard"))
+    reply.write_text(json.dumps({"choices": [choice(text)]}))
+    command = [sys.executable, "-P", "-m", "lexshard.serve_app.cli", "replay", str(reply)]
+    done = subprocess.run(
+        [*command, "--model", str(folder), "--threads", "1"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == replay.EQUAL, done.stderr
+    assert "equal, all 64 tokens, and the text" in done.stdout
 
 
 def requantised(weights: dict[str, torch.Tensor]) -> None:
