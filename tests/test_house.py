@@ -38,7 +38,7 @@ BUDGETS = {
     # 10 to leave a neighbour its core, 120 to ask for masks, and for what follows, between the
     # steps of a call, 200 to search blocks, and masks of them, as vectors, 1,000 for AMX,
     # 110 for weights that come from memory
-    "actors": 24_925,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 24_940,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
     # 650 for several steps at once, 340 for their masks and forced tokens, 60 for long constants,

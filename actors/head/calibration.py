@@ -8,7 +8,7 @@ is chosen per size and kind of step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,7 +87,8 @@ def choose(timings: Sequence[Timing], *, certified: bool) -> tuple[Choices, Choi
     """The fastest screens by number of rows, of steps that need one token per row and of steps
     with top-k rows; never the dense one where ``certified``.
 
-    What was chosen for fewer rows is kept where another one is barely faster.
+    Between two sizes that were timed, a screen takes what lies between its times for them. What was
+    chosen for fewer rows is kept where another one is barely faster.
     """
     one, several = (
         _fastest([each for each in timings if each.kind == kind], certified) for kind in STEP_KINDS
@@ -96,15 +97,13 @@ def choose(timings: Sequence[Timing], *, certified: bool) -> tuple[Choices, Choi
 
 
 def _fastest(timings: Sequence[Timing], certified: bool) -> Choices:
+    timed: dict[int, dict[str, float]] = {}
+    for each in timings:
+        if not (certified and each.screen == DENSE):
+            timed.setdefault(each.rows, {})[each.screen] = each.milliseconds
     choices: list[tuple[int, str]] = []
-    for rows in sorted({each.rows for each in timings}):
-        taken = {
-            each.screen: each.milliseconds
-            for each in timings
-            if each.rows == rows and not (certified and each.screen == DENSE)
-        }
-        if not taken:
-            continue
+    for rows in range(min(timed), max(timed) + 1) if timed else ():
+        taken = _milliseconds(timed, rows)
         best = min(taken, key=lambda screen: taken[screen])
         before = choices[-1][1] if choices else None
         if before in taken and taken[before] <= BARELY * taken[best]:
@@ -112,6 +111,19 @@ def _fastest(timings: Sequence[Timing], certified: bool) -> Choices:
         if before != best:
             choices.append((rows, best))
     return tuple(choices)
+
+
+def _milliseconds(timed: Mapping[int, dict[str, float]], rows: int) -> dict[str, float]:
+    """What a step of ``rows`` rows takes by screen: of those ``timed`` for the sizes around it."""
+    low, high = max(size for size in timed if size <= rows), min(s for s in timed if s >= rows)
+    if low == high:
+        return timed[low]
+    part, more = (rows - low) / (high - low), timed[high]
+    return {
+        screen: milliseconds + part * (more[screen] - milliseconds)
+        for screen, milliseconds in timed[low].items()
+        if screen in more
+    }
 
 
 def _steps(kind: StepKind, rows: int, hidden: npt.NDArray[np.float32]) -> list[SampleStep]:
