@@ -34,7 +34,8 @@ RENAMED = {
     "verify": {"coupled": "same-token", "exact": "same-distribution"},
     "sampler_placement": {"threads": "processes"},
 }
-PROCESSORS = ("", "avx2", "avx512", "amx")  # of `kernels.processor`, which imports numba
+# Of `kernels.processor`, which imports numba.
+PROCESSORS = ("", "avx2", "avx512", "amx", "vectors")
 
 logger = logging.getLogger("lexshard.config")
 

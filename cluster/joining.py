@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+# What says in which order nodes add up products of bfloat16 (`kernels.processor`).
+PROCESSOR = "LEXSHARD_CPU"
 ANSWER_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -29,13 +31,23 @@ class Versions(NamedTuple):
     python: str
 
 
-def join_ray(address: str, environment: Mapping[str, str]) -> bool:
+class Node(NamedTuple):
+    """What a node says of itself."""
+
+    versions: Versions
+    has_amx: bool | None  # None where it has no CPUs for anything to compute
+
+
+def join_ray(address: str, environment: Mapping[str, str], bodies_on: str = "cuda") -> bool:
     """Connects this process to the cluster at ``address`` (``auto``: the one of this machine), of
     which this machine must be the head; returns whether it is guarded, by a token or by TLS.
 
-    All that is started from here on finds ``environment``. Ray Serve reads its own when it is
+    All that is started from here on finds ``environment``, and the processor that this process is
+    told to be. ``bodies_on``: see `two_orders`. Ray Serve reads its environment when it is
     imported, so nothing may import it before this call. Raises JoinError.
     """
+    if os.environ.get(PROCESSOR):
+        environment = {**environment, PROCESSOR: os.environ[PROCESSOR]}
     os.environ.update(environment)
     import ray
 
@@ -56,7 +68,9 @@ def join_ray(address: str, environment: Mapping[str, str]) -> bool:
     try:
         _check_head()
         _check_nobody_serves()
-        complaint = mismatch(own_versions(), _versions_of_nodes())
+        nodes = ask_nodes()
+        versions = {name: node.versions for name, node in nodes.items()}
+        complaint = mismatch(own_versions(), versions) or two_orders(nodes, bodies_on)
         if complaint is not None:
             raise JoinError(complaint)
     except BaseException:
@@ -158,6 +172,26 @@ def mismatch(own: Versions, nodes: Mapping[str, Versions]) -> str | None:
     return None
 
 
+def two_orders(nodes: Mapping[str, Node], bodies_on: str) -> str | None:
+    """What is wrong if just some of ``nodes`` have AMX, with which products of bfloat16 are added
+    up in another order; None: nothing, or all are told which order to take.
+
+    ``bodies_on`` is the device, as a configuration says it, of bodies that round to bfloat16 on
+    several nodes, "cuda" where there are none.
+    """
+    import ray
+
+    names = {has: [name for name in nodes if nodes[name].has_amx is has] for has in (True, False)}
+    gpus = bodies_on == "cuda" or (bodies_on == "auto" and "GPU" in ray.cluster_resources())
+    if gpus or os.environ.get(PROCESSOR) or not names[True] or not names[False]:
+        return None
+    return (
+        f"in bfloat16 a seed has other tokens on node {names[True][0]}, which has AMX, than on "
+        f"{names[False][0]}, which has none: set the variable {PROCESSOR} to vectors for all, so "
+        "that none uses it, or dtype to float32, or take nodes of one kind"
+    )
+
+
 def _installed() -> str | None:
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("lexshard")
@@ -195,35 +229,45 @@ def _check_nobody_serves() -> None:
     )
 
 
-def _versions_of_nodes() -> dict[str, Versions]:
+def ask_nodes() -> dict[str, Node]:
+    """What the nodes of this process's cluster say, by address. Raises JoinError."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Pickled as it stands, because nodes may have no lexshard, or another one.
-    def versions() -> tuple[str | None, str, str]:
+    def told() -> tuple[tuple[str | None, str, str], bool]:
         import importlib.metadata
         import platform
+        from pathlib import Path
 
         import ray
+
+        processor = Path("/proc/cpuinfo")
+        has_amx = processor.exists() and "amx_bf16" in processor.read_text()
 
         try:
             found: str | None = importlib.metadata.version("lexshard")
         except importlib.metadata.PackageNotFoundError:
             found = None
-        return found, ray.__version__, platform.python_version()
+        return (found, ray.__version__, platform.python_version()), has_amx
 
-    ask: Any = ray.remote(num_cpus=0, max_retries=0)(versions)
-    asked = {
-        node["NodeManagerAddress"]: ask.options(
+    ask: Any = ray.remote(num_cpus=0, max_retries=0)(told)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    asked = [
+        ask.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote()
-        for node in ray.nodes()
-        if node["Alive"]
-    }
+        for node in alive
+    ]
     try:
-        answers = ray.get(list(asked.values()), timeout=ANSWER_SECONDS)
+        answers = ray.get(asked, timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
         raise JoinError(
             f"not every node of the cluster answers within {ANSWER_SECONDS:g} s: see `ray status`"
         ) from error
-    return {node: Versions(*each) for node, each in zip(asked, answers, strict=True)}
+    return {
+        node["NodeManagerAddress"]: Node(
+            Versions(*versions), has_amx if "CPU" in node["Resources"] else None
+        )
+        for node, (versions, has_amx) in zip(alive, answers, strict=True)
+    }

@@ -7,7 +7,8 @@ numba's cache tells the two apart: processor and instruction sets are part of it
 One instruction set does change bits. AMX multiplies whole matrices of bfloat16, up to ten times as
 fast as anything else, and adds in an order of its own (`kernels.linear.matrix`). Products of
 bfloat16 are summed so where there is AMX, and with ``LEXSHARD_CPU=amx`` everywhere, with vectors
-where it must be: slow, but the same bits. ``avx512`` is a processor without it.
+where it must be: slow, but the same bits. ``avx512`` is a processor without it; ``vectors`` is this
+one without it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import llvmlite.binding
 from numba import config
 
 VARIABLE = "LEXSHARD_CPU"
-CHOICES = ("avx2", "avx512", "amx")
+CHOICES = ("avx2", "avx512", "amx", "vectors")
 # Name and features, in LLVM's words, and what a processor that is told to be so must have.
 _AVX2 = ("haswell", "+sse4.2,+avx,+avx2,+fma")
 _NEEDED = {"avx2": "sse4.2,avx,avx2,fma", "avx512": "avx512f,avx512bw", "amx": "avx2,fma"}
@@ -40,8 +41,8 @@ def choose_processor() -> None:
         ValueError: it names a processor that is unknown, or that can do what this one cannot.
     """
     chosen = os.environ.get(VARIABLE)
-    if not chosen:
-        if not has_feature(_MATRICES) or _may_multiply_matrices():
+    if chosen == "vectors" or not chosen:
+        if not has_feature(_MATRICES) or (not chosen and _may_multiply_matrices()):
             return
         chosen = "avx512"
     if chosen not in CHOICES:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import BY_KEY, KEYS, ConfigError, config_sources, value_of_text
+from lexshard.cluster.joining import JoinError, ask_nodes, two_orders
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.start.preflight import check_files, check_settings
@@ -50,9 +52,21 @@ def app(args: dict[str, Any]) -> Application:
         check_settings(config.model_copy(update={"backend": "ray", "reserve": True}))  # it is
         config = with_model_folders(config, tell)
         check_files(config)
+        _check_nodes(config)
         return bind_replicas(config)
-    except (ConfigError, StartupError, ValueError, OSError) as error:
+    except (ConfigError, StartupError, JoinError, ValueError, OSError) as error:
         raise RayServeException(f"lexshard: {error}") from error
+
+
+def _check_nodes(config: ServeConfig) -> None:
+    """Raises JoinError where replicas on some of the nodes would draw other tokens than on others;
+    `serve build` has no nodes to ask."""
+    engine = config.engine_configuration
+    if engine.dtype == "float32" or engine.device == "cuda" or not ray.is_initialized():
+        return
+    complaint = two_orders(ask_nodes(), engine.device)
+    if complaint is not None:
+        raise JoinError(complaint)
 
 
 def read_args(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeConfig:

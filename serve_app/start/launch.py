@@ -84,6 +84,13 @@ def _started_engine(
     return partial(start_engine, reservation=reservation)
 
 
+def _bodies_on(config: ServeConfig) -> str:
+    """See `join_ray`: ranks may be on any node, an engine alone is on the head."""
+    engine = config.engine_configuration
+    apart = engine.tensor_parallel is not None and engine.dtype != "float32"
+    return engine.device if apart else "cuda"
+
+
 def _check_room(config: ServeConfig, processes: Processes, tell: Callable[[str], None]) -> None:
     """Serve would wait for it for ever."""
     import ray
@@ -158,7 +165,7 @@ def running_server(
                 tell(f"Ray's dashboard is at {dashboard}")
         else:
             tell(f"joining the Ray cluster at {config.address}")
-            if not join_ray(config.address, environment):
+            if not join_ray(config.address, environment, _bodies_on(config)):
                 tell(OPEN_CLUSTER.format(config.address))
             ends.callback(leave_ray)
         if connect is None and not config.has_replicas:

@@ -25,12 +25,21 @@ try:
 except JoinError as error:
     print(error)
 """
+# What workers of a cluster find in their environment.
+WORKERS_FIND = (
+    JOIN
+    + """
+import ray
+told = ray.remote(lambda: __import__("os").environ.get("LEXSHARD_CPU", "none"))
+print(ray.get(told.remote()))
+"""
+)
 
 
-def joined(address: str, environment: Mapping[str, str] | None = None) -> str:
+def joined(address: str, environment: Mapping[str, str] | None = None, code: str = JOIN) -> str:
     """What is said of the cluster at ``address``, in a process of its own: it is joined there."""
     done = subprocess.run(
-        [sys.executable, "-c", JOIN, address],
+        [sys.executable, "-c", code, address],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -77,3 +86,12 @@ def test_a_cluster_with_a_token_is_told_from_one_that_is_open_to_all(tmp_path: P
     with ray_head(tmp_path, stranger | {"RAY_AUTH_MODE": "disabled"}) as address:
         assert joined(address, stranger) == "open to all"
         assert joined(address, guarded) == "open to all"
+
+
+@pytest.mark.slow
+def test_the_processor_that_a_server_is_told_is_that_of_every_node(tmp_path: Path) -> None:
+    environment = ray_environment()
+    with ray_head(tmp_path, environment) as address:
+        assert joined(address, environment, WORKERS_FIND) == "none"
+        told = environment | {"LEXSHARD_CPU": "vectors"}
+        assert joined(address, told, WORKERS_FIND) == "vectors"

@@ -172,11 +172,19 @@ def test_products_of_bfloat16_have_the_bits_of_the_processor_that_is_named(
 
 def test_another_name_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx3")
-    known = "it can be avx2, avx512, amx or unset"
+    known = "it can be avx2, avx512, amx, vectors or unset"
     with pytest.raises(ValueError, match=f"^LEXSHARD_CPU is 'avx3': {known}$"):
         choose_processor()
     with pytest.raises(ConfigError, match=f"LEXSHARD_CPU: {known}, not 'avx3'"):
         environment_values({VARIABLE: "avx3"})
+
+
+def test_vectors_are_those_that_there_are() -> None:
+    asked = "from lexshard.kernels.processor import has_feature, sums_as_matrices as matrices\n"
+    asked += "print(matrices(), *(has_feature(each) for each in ('amx-bf16', 'avx512f', 'avx2')))"
+    told = run(asked, LEXSHARD_CPU="vectors").split()
+    wide = [str(bool(FEATURES.get(name))) for name in ("avx512f", "avx2")]
+    assert told == ["False", "False", *wide]
 
 
 def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:

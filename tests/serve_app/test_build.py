@@ -11,6 +11,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.joining import PROCESSOR, Node, Versions
+from lexshard.serve_app import build
 from lexshard.serve_app.build import app, read_args
 from tests.support.mock_server import model_folder
 from tests.support.paths import DEMO, SERVE_EXAMPLE
@@ -102,3 +104,19 @@ def test_the_example_is_valid() -> None:
     # Serve's own check passes over what it does not know.
     assert set(data) <= set(ServeDeploySchema.model_fields)
     assert set(data["applications"][0]) <= set(type(application).model_fields)
+
+
+def test_nodes_that_would_draw_other_tokens_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Replicas may be on any of them. In float32 all draw the same."""
+    monkeypatch.delenv(PROCESSOR, raising=False)
+    monkeypatch.setattr(build.ray, "is_initialized", lambda: True)
+    nodes = {name: Node(Versions(None, "", ""), name == "one") for name in ("one", "two")}
+    monkeypatch.setattr(build, "ask_nodes", lambda: nodes)
+    given = {"model": str(DEMO), "device": "cpu"}
+    with pytest.raises(RayServeException, match="tokens on node one, which has AMX, than on two"):
+        build.app(given | {"dtype": "bfloat16"})
+    assert build.app(given | {"dtype": "float32"}) is not None
+    monkeypatch.setenv(PROCESSOR, "vectors")
+    assert build.app(given | {"dtype": "bfloat16"}) is not None

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.cluster.apart import answer_apart
-from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.joining import Versions, mismatch
-from lexshard.cluster.topology.assignment import AssignmentError
-from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
+from lexshard.cluster.joining import PROCESSOR, Node, Versions, mismatch, two_orders
+from lexshard.cluster.topology.configured import RoleResources, configured_processes
 from lexshard.cluster.topology.nodes import NodeResources
 from lexshard.cluster.topology.placement import PlacementError, place
 from lexshard.cluster.topology.processes import Processes, Role
@@ -119,11 +116,24 @@ def test_a_node_of_other_versions_is_named_with_both() -> None:
     assert missing.startswith("node 10.0.0.2 has no lexshard, this one 1.0")
 
 
-@pytest.mark.slow
-def test_a_process_that_ends_with_its_answer_answers_the_same_and_says_what_is_wrong() -> None:
-    config = ServeConfig(model=str(DEMO), shards=2, samplers=1)
-    module = "lexshard.cluster.topology.configured"
-    assert answer_apart(module, "processes_on", config, [NODE]) == processes_on(config, [NODE])
-    too_many = config.model_copy(update={"shards": 9999})
-    with pytest.raises(AssignmentError, match="give --shards"):
-        answer_apart(module, "processes_on", too_many, [NODE])
+def test_nodes_that_would_draw_other_tokens_are_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    monkeypatch.delenv(PROCESSOR, raising=False)
+    own = Versions("1.0", "2.60.0", "3.11.4")
+    nodes = {"10.0.0.1": Node(own, False), "10.0.0.2": Node(own, True), "10.0.0.3": Node(own, None)}
+    for left_out in ("10.0.0.1", "10.0.0.2"):
+        alike = {name: node for name, node in nodes.items() if name != left_out}
+        assert two_orders(alike, "cpu") is None
+    told = two_orders(nodes, "cpu")
+    assert told is not None
+    assert "on node 10.0.0.2, which has AMX, than on 10.0.0.1, which has none" in told
+    assert "set the variable LEXSHARD_CPU to vectors" in told
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
+    assert two_orders(nodes, "auto") == told
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 1.0})
+    assert two_orders(nodes, "auto") is two_orders(nodes, "cuda") is None
+    monkeypatch.setenv(PROCESSOR, "vectors")
+    assert two_orders(nodes, "cpu") is None
