@@ -64,7 +64,11 @@ def _check_nodes(config: ServeConfig) -> None:
     engine = config.engine_configuration
     if engine.dtype == "float32" or engine.device == "cuda" or not ray.is_initialized():
         return
-    complaint = two_orders(ask_nodes(), engine.device)
+    try:
+        nodes = ask_nodes()
+    except (JoinError, ray.exceptions.RayError):  # one that is about to go stops no deployment
+        return
+    complaint = two_orders(nodes, engine.device)
     if complaint is not None:
         raise JoinError(complaint)
 

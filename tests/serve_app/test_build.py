@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.joining import PROCESSOR, Node, Versions
+from lexshard.cluster.joining import PROCESSOR, JoinError, Node, Versions
 from lexshard.serve_app import build
 from lexshard.serve_app.build import app, read_args
 from tests.support.mock_server import model_folder
@@ -120,3 +120,13 @@ def test_nodes_that_would_draw_other_tokens_are_refused(
     assert build.app(given | {"dtype": "float32"}) is not None
     monkeypatch.setenv(PROCESSOR, "vectors")
     assert build.app(given | {"dtype": "bfloat16"}) is not None
+
+
+def test_a_node_that_does_not_answer_stops_no_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> dict[str, Node]:
+        raise JoinError("not every node of the cluster answers")
+
+    monkeypatch.delenv(PROCESSOR, raising=False)
+    monkeypatch.setattr(build.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(build, "ask_nodes", ask)
+    assert build.app({"model": str(DEMO), "device": "cpu", "dtype": "bfloat16"}) is not None
