@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster.apart import answer_apart
+from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.joining import PROCESSOR, Node, Versions, mismatch, two_orders
-from lexshard.cluster.topology.configured import RoleResources, configured_processes
+from lexshard.cluster.topology.assignment import AssignmentError
+from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
 from lexshard.cluster.topology.placement import PlacementError, place
 from lexshard.cluster.topology.processes import Processes, Role
@@ -137,3 +140,13 @@ def test_nodes_that_would_draw_other_tokens_are_named_with_what_to_do(
     assert two_orders(nodes, "auto") is two_orders(nodes, "cuda") is None
     monkeypatch.setenv(PROCESSOR, "vectors")
     assert two_orders(nodes, "cpu") is None
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_with_its_answer_answers_the_same_and_says_what_is_wrong() -> None:
+    config = ServeConfig(model=str(DEMO), shards=2, samplers=1)
+    module = "lexshard.cluster.topology.configured"
+    assert answer_apart(module, "processes_on", config, [NODE]) == processes_on(config, [NODE])
+    too_many = config.model_copy(update={"shards": 9999})
+    with pytest.raises(AssignmentError, match="give --shards"):
+        answer_apart(module, "processes_on", too_many, [NODE])
