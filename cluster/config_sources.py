@@ -28,7 +28,8 @@ KEYS, KEY_FILE = "api_keys", "api_key_file"
 # Of the process, not of the server: where its caches are (`kernels.home`), what it compiles for
 # (`kernels.processor`), and with which keys `lexshard status` and `lexshard edge` ask.
 CLOUD_KEY = "LEXSHARD_CLOUD_KEY"
-PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", "LEXSHARD_CPU", "LEXSHARD_API_KEY", CLOUD_KEY})
+PROCESSOR = "LEXSHARD_CPU"
+PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", PROCESSOR, "LEXSHARD_API_KEY", CLOUD_KEY})
 # Words that values of an option had once, and what they are called now.
 RENAMED = {
     "verify": {"coupled": "same-token", "exact": "same-distribution"},
@@ -191,7 +192,7 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _check_processor(variable: str, text: str) -> None:
     """Here for its own sentence: what imports kernels would fail in the engine's process."""
-    if variable == "LEXSHARD_CPU" and text not in PROCESSORS:
+    if variable == PROCESSOR and text not in PROCESSORS:
         known = f"it can be {', '.join(PROCESSORS[1:])} or unset"
         raise ConfigError(f"environment variable {variable}: {known}, not {text!r}")
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-# What says in which order nodes add up products of bfloat16 (`kernels.processor`).
-PROCESSOR = "LEXSHARD_CPU"
+from lexshard.cluster.config_sources import PROCESSOR
+
 ANSWER_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 SERVE_CONTROLLER, SERVE_NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -242,6 +242,7 @@ def ask_nodes() -> dict[str, Node]:
 
         import ray
 
+        # As the system tells it; one that keeps AMX from its processes is taken to have it.
         processor = Path("/proc/cpuinfo")
         has_amx = processor.exists() and "amx_bf16" in processor.read_text()
 

@@ -45,7 +45,7 @@ BUDGETS = {
     # 40 to know soon whether guesses pay, 20 for a head that another server's ranks share,
     # 90 for shards at the ranks, 10 for what a server says of its steps, 10 for calls of several
     # steps of a device's text, 15 for screens by number of rows
-    "cluster": 9_495,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
+    "cluster": 9_500,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
     # for ranks on GPUs, 80 to prove a body in a process that ends, 80 for what replicas share,
     # 330 for shards at the ranks, 30 for a device's text whose engine dies, 45 to ask nodes whether
     # they have AMX

@@ -11,7 +11,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.joining import PROCESSOR, JoinError, Node, Versions
+from lexshard.cluster.config_sources import PROCESSOR
+from lexshard.cluster.joining import JoinError, Node, Versions
 from lexshard.serve_app import build
 from lexshard.serve_app.build import app, read_args
 from tests.support.mock_server import model_folder

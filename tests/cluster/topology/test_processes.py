@@ -9,7 +9,8 @@ import pytest
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.joining import PROCESSOR, Node, Versions, mismatch, two_orders
+from lexshard.cluster.config_sources import PROCESSOR
+from lexshard.cluster.joining import Node, Versions, mismatch, two_orders
 from lexshard.cluster.topology.assignment import AssignmentError
 from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
