@@ -92,6 +92,11 @@ def instructions() -> str:
     return next((word for name, word in known.items() if has_feature(name)), "plain")
 
 
+def processor_name() -> str:
+    """LLVM's name for what code is compiled for, ``znver4`` for one."""
+    return config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+
+
 def has_feature(name: str) -> bool:
     """Whether code may use an instruction set, by LLVM's name for it."""
     chosen = config.CPU_FEATURES

@@ -31,13 +31,13 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 18_775,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 18_795,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch, 380 for draws from nuclei by bounds,
     # 330 for several steps by one call, 120 to load machine code alone,
     # 10 to leave a neighbour its core, 120 to ask for masks, and for what follows, between the
     # steps of a call, 200 to search blocks, and masks of them, as vectors, 1,000 for AMX,
-    # 110 for weights that come from memory
+    # 130 for weights that come from memory
     "actors": 24_940,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
@@ -51,10 +51,10 @@ BUDGETS = {
     # they have AMX
     "serve_app": 19_005,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
     # 490 for what grammars, tools, Responses and Messages had ignored, dropped or waited for
-    "loadtest": 14_690,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models,
-    # 210 for an engine of an 8B model's shape
+    "loadtest": 14_695,  # 9,000; 420 for the overview, 300 for the plugin for vLLM, 250 for models,
+    # 210 for an engine of an 8B model's shape, 5 to keep our packages from vLLM
     "models": 3_040,  # 2,790; 250 for training in pieces, averages and samples of the demo
-    "tests": 55_840,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
+    "tests": 55_862,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
     # 180 for what an H100 found and faults that its roundings must not hide, 130 to say what is
     # slow and that checkouts share kernels, 60 for tests that cost less and caches not yet written,
     # 40 for a request that its replica takes along and then refuses, 230 for draws from nuclei,
@@ -66,7 +66,7 @@ BUDGETS = {
     # shards at the ranks, 110 for blocks as vectors, 300 for a whole step on a GPU that is
     # not there, 50 for a text's first round trip and verdicts of three bytes, 45 for a device's
     # text whose engine dies or that takes several steps at once, 3 to time none of that,
-    # 8 for guesses that are tried again, 138 for AMX
+    # 8 for guesses that are tried again, 138 for AMX, 22 for tiles of another processor
 }
 
 

@@ -133,7 +133,7 @@ def sums_of_products(
     place = builder.mul(column, step)
     for each in ahead:
         line = builder.gep(each, [place])
-        request(builder, builder.bitcast(line, ir.IntType(8).as_pointer()), 1)
+        request(builder, builder.bitcast(line, ir.IntType(8).as_pointer()))
     vectors = [
         _weights_at(builder, builder.gep(panel, [place]), weight_kind, multiplies_pairs)
         for panel in panels

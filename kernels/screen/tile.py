@@ -55,7 +55,7 @@ def _load(builder: ir.IRBuilder, base: Any, offset: Any, vector: ir.VectorType, 
 def _prefetch_ahead(builder: ir.IRBuilder, row: Any, offset: Any, width: Any) -> None:
     """Fetches the line at ``offset`` of the row one panel further on."""
     ahead = builder.gep(row, [builder.add(offset, builder.mul(width, I64(PANEL)))])
-    request(builder, ahead, 1)
+    request(builder, ahead)
 
 
 def matrix_row(

@@ -88,7 +88,7 @@ def dot_signed_bytes(  # type: ignore[no-untyped-def]
         for phi, beginning in zip(totals, beginnings, strict=True):
             phi.add_incoming(beginning, before)
         for weight in following(builder, fetched, width, fetches):
-            request(builder, builder.gep(weight, [column]), 1)
+            request(builder, builder.gep(weight, [column]))
         unsigned = [
             builder.bitcast(builder.xor(load(weight, column), flip), _TOTALS) for weight in weights
         ]

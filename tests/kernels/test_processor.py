@@ -170,6 +170,30 @@ def test_products_of_bfloat16_have_the_bits_of_the_processor_that_is_named(
     assert run(SUMS, LEXSHARD_CPU=processor) == f"{expected}\n"
 
 
+LARGE = """
+import hashlib
+import torch
+from lexshard.kernels.linear import cpu, linear, pack
+from lexshard.kernels.prefetch import NEAREST
+torch.manual_seed(1)
+x, weight = torch.randn(17, 2048), torch.randn(272, 2048)
+assert 2 * weight.numel() > cpu.FAR_BYTES
+of = (pack(weight), pack(weight.bfloat16()), pack(weight.bfloat16(), arithmetic="bfloat16"))
+sums = [linear(x[:rows], each) for each in of for rows in (*range(1, 10), 17)]
+print(NEAREST, hashlib.sha256(b"".join(each.numpy().tobytes() for each in sums)).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FEATURES.get("avx512f"), reason="needs a processor with AVX-512")
+def test_tiles_of_large_products_differ_by_processor_and_their_bits_do_not() -> None:
+    variables = {"NUMBA_CPU_FEATURES": FEATURES.flatten()}
+    told = [run(LARGE, NUMBA_CPU_NAME=name, **variables) for name in ("znver4", "skylake-avx512")]
+    (asks_second, sums), (asks_first, others) = map(str.split, told)
+    assert (asks_second, asks_first) == ("2", "1")
+    assert sums == others
+
+
 def test_another_name_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "avx3")
     known = "it can be avx2, avx512, amx, vectors or unset"

@@ -183,6 +183,9 @@ def test_options_of_whoever_measures_are_not_the_servers(monkeypatch: pytest.Mon
     assert ours.whole_environment()["LEXSHARD_HOME"] == "/home"
     assert ours.whole_environment()["PYTHONPATH"] == "/ours"
     assert "PYTHONPATH" not in other.whole_environment()
+    # What it starts with `python -m` in a clone does not find our packages there.
+    assert other.whole_environment()["PYTHONSAFEPATH"] == "1"
+    assert "PYTHONSAFEPATH" not in ours.whole_environment()
 
 
 def test_another_server_is_measured_by_its_command_line_and_ended(

@@ -40,6 +40,8 @@ def vllm_environment(python: Path, cores: Sequence[int], threads: int) -> dict[s
         # The ahead-of-time cache fails to load on the CPU, and every process would compile again.
         "VLLM_USE_AOT_COMPILE": "0",
         "HF_HUB_OFFLINE": "1",
+        # It looks at a model with `python -m`, which in a clone of ours would find our `kernels`.
+        "PYTHONSAFEPATH": "1",
     }
     intel_openmp = python.absolute().parent.parent / "lib" / "libiomp5.so"
     if intel_openmp.exists():

@@ -39,13 +39,16 @@ class ServerCommand:
     def whole_environment(self) -> dict[str, str]:
         """This process's own, but for what is not meant for that server: options of ours that
         the measuring process has set, where this process keeps its compiled kernels, and what would
-        show another server our packages."""
+        show another server our packages: in a clone, the current folder is full of them."""
         hidden = CACHES if self.is_ours else (*CACHES, "PYTHONPATH", "PYTHONSAFEPATH")
         kept = {
             name: value
             for name, value in os.environ.items()
             if name not in hidden and (name == HOME or not name.startswith("LEXSHARD_"))
         }
+        if not self.is_ours and not Path(self.command[0]).name.startswith("python"):
+            # What a command starts in turn with `python -m`, as vLLM does to look at a model.
+            kept["PYTHONSAFEPATH"] = "1"
         return kept | dict(self.environment)
 
 
