@@ -80,7 +80,9 @@ def software_and_machine() -> str:
     """A name for what computes: our sources, the libraries' versions, the processor and how many of
     its cores this process may use."""
     from llvmlite import binding
-    from numba.core.config import CPU_FEATURES, CPU_NAME
+    from numba.core.config import CPU_FEATURES
+
+    from lexshard.kernels.processor import processor_name
 
     root = Path(__file__).parents[1]
     return fingerprint(
@@ -89,7 +91,7 @@ def software_and_machine() -> str:
         platform.platform(),
         processor_model(),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        CPU_NAME or binding.get_host_cpu_name(),
+        processor_name(),
         CPU_FEATURES or binding.get_host_cpu_features().flatten(),
     )
 

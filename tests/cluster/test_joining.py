@@ -92,11 +92,11 @@ def test_a_root_that_is_not_there_is_named() -> None:
     closed = open_store(HOST, 0, 30.0, root=True)
     port = closed.port
     del closed
-    plan = GroupPlan("nobody", 2, HOST, port, seconds=1.0, forming_seconds=1.0)
+    plan = GroupPlan("alone", 2, HOST, port, seconds=1.0, forming_seconds=1.0)
     with pytest.raises(CollectiveTimeoutError, match="cannot reach the root") as missing:
         join(plan, 1)
     assert missing.value.rank == ROOT
 
 
-def test_one_process_joins_nobody() -> None:
+def test_one_process_joins_no_other() -> None:
     assert isinstance(join(GroupPlan("one", 1, HOST, 1, seconds=1.0), ROOT), SingleProcess)
