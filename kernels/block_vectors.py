@@ -13,7 +13,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from lexshard.kernels.blocks import BLOCK
-from lexshard.kernels.masks import NONE, ONE, allows
+from lexshard.kernels.masks import NONE, ONE
 
 # Far above what fp64 loses of a score, and what fp32 loses of a logit.
 SCORE_MARGIN, LOGIT_MARGIN = 1e-12, 1e-6
@@ -62,59 +62,21 @@ def write_block_bounds(typingctx, values, row_slack, factors, first, upper):  # 
     return types.void(values, row_slack, factors, types.intp, upper), codegen
 
 
-def _held(builder, data, place, word):  # type: ignore[no-untyped-def]
-    """Where 64 values from ``place`` on are, and those of them that ``word`` holds; the others are
-    minus infinity."""
-    there = builder.bitcast(builder.gep(data, [place]), _FLOATS.as_pointer())
-    held = builder.bitcast(word, ir.VectorType(ir.IntType(1), BLOCK))
-    nothing = ir.Constant(_FLOATS, [float("-inf")] * BLOCK)
-    return there, builder.select(held, builder.load(there, align=4), nothing)
-
-
 @intrinsic
 def exclude(typingctx, values, place, word):  # type: ignore[no-untyped-def]
     """Makes those of the 64 ``values``, contiguous fp32, from ``place`` on minus infinity whose bit
     of ``word`` is not set."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        place, word = arguments[1:]
         data = context.make_array(values)(context, builder, arguments[0]).data
-        there, held = _held(builder, data, *arguments[1:])
-        builder.store(held, there, align=4)
+        there = builder.bitcast(builder.gep(data, [place]), _FLOATS.as_pointer())
+        held = builder.bitcast(word, ir.VectorType(ir.IntType(1), BLOCK))
+        nothing = ir.Constant(_FLOATS, [float("-inf")] * BLOCK)
+        builder.store(builder.select(held, builder.load(there, align=4), nothing), there, align=4)
         return context.get_dummy_value()
 
     return types.void(values, types.intp, types.uint64), codegen
-
-
-@intrinsic
-def _largest_held(typingctx, values, place, word):  # type: ignore[no-untyped-def]
-    """The largest of those that `exclude` would leave."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        data = context.make_array(values)(context, builder, arguments[0]).data
-        _, held = _held(builder, data, *arguments[1:])
-        largest = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_F32, [_FLOATS]), f"llvm.vector.reduce.fmax.v{BLOCK}f32"
-        )
-        return builder.call(largest, [held])
-
-    return types.float32(values, types.intp, types.uint64), codegen
-
-
-@njit(nogil=True, cache=True)
-def mask_maxima(values, words, maxima):  # type: ignore[no-untyped-def]
-    """Lowers ``maxima`` of blocks to the largest of the fp32 ``values`` [V] that a mask of
-    ``words`` holds, minus infinity where it holds none."""
-    for block in range(maxima.size):
-        first, word = block * BLOCK, words[block]
-        if word == NONE:
-            maxima[block] = -np.inf
-        elif word != EVERY and first + BLOCK <= values.size:
-            maxima[block] = _largest_held(values, first, word)
-        elif word != EVERY:
-            maxima[block] = -np.inf
-            for token in range(first, values.size):
-                if allows(words, token):
-                    maxima[block] = max(maxima[block], values[token])
 
 
 @intrinsic

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequenced
 from typing import NamedTuple
 
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.step_plan import StepPlan
 from lexshard.actors.grammar.matcher import GrammarError
-from lexshard.actors.grammar.step_masks import PendingMasks, StepMasks, wait_for
+from lexshard.actors.grammar.step_masks import MaskPlace, PendingMasks, StepMasks, wait_for
 from lexshard.actors.messages import (
     MASK_TIER,
     Certificate,
@@ -123,6 +124,16 @@ class Constraints:
             matcher.consume((following,))
         return True
 
+    def begin_in_call(self, sequences: Sequenced[Sequence], places: Sequenced[MaskPlace]) -> None:
+        """Begins with the masks of ``sequences``, of which no token must follow their own, each in
+        its place."""
+        wanted = []
+        for sequence, place in zip(sequences, places, strict=True):
+            assert sequence.matcher is not None
+            sequence.pending_masks = PendingMasks(sequence.matcher, place=place)
+            wanted.append(sequence.pending_masks)
+        self._make(wanted, alone=False)
+
     def _make(self, wanted: list[PendingMasks], *, alone: bool) -> None:
         if wanted:
             if self._step_masks is None:
@@ -135,15 +146,21 @@ class Constraints:
         masked = [each for each in sequences if each.pending_masks is not None]
         if not masked:
             return ()
-        pending = [each.pending_masks for each in masked if each.pending_masks is not None]
-        wait_for(pending)
-        if any(not each.done or each.failed for each in pending):
+        pending = self.come(masked)
+        if pending is None:
             return None
-        found: dict[Sequence, Mask] = {}
-        for sequence, each in zip(masked, pending, strict=True):
-            found[sequence] = each.result()[0]
-            sequence.pending_masks = None
+        found = {own: each.result()[0] for own, each in zip(masked, pending, strict=True)}
         return tuple(map(found.get, sequences))
+
+    def come(self, sequences: Sequenced[Sequence]) -> list[PendingMasks] | None:
+        """What is made for ``sequences``, taken from them; None where one is late, or its grammar
+        fails: then all stay on their way."""
+        pending = [each.pending_masks for each in sequences if each.pending_masks is not None]
+        if not wait_for(pending) or any(each.failed for each in pending):
+            return None
+        for each in sequences:
+            each.pending_masks = None
+        return pending
 
     def in_one_call(self, sequences: Iterable[Sequence]) -> bool:
         """Whether one call may take several steps of ``sequences`` with their masks: clients are

@@ -57,19 +57,18 @@ class Matcher:
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """The output goes on with these, which it allows."""
-        self._inner.consume_tokens(list(token_ids))
-        self._last = [*token_ids[-1:]] or self._last
-        self._check()
+        if not self._inner.consume_tokens(list(token_ids)):
+            self._check()
+        if token_ids:
+            self._last = [token_ids[-1]]
 
     def forced(self) -> int | None:
         """The token that must come next; None where several may, or the grammar does not say
         cheaply that one must."""
-        if self._inner.is_stopped():
-            self._check()
-            return self._eos_ids[0]
-        found = self._first_forced(self._last)
+        stopped = self._inner.is_stopped()
+        found = None if stopped else self._first_forced(self._last)
         self._check()
-        return found
+        return self._eos_ids[0] if stopped else found
 
     def write_mask(self, words: int) -> None:
         """The mask of what may come next where `forced` says nothing, to the address ``words``, of
@@ -109,13 +108,15 @@ class Matcher:
         """The first token of what must follow ``last``, as llguidance reads it."""
         text = self._inner.compute_ff_bytes()
         self.long = len(text) > WINDOW
+        if not text:
+            return None
         window = WINDOW
         while window < len(text):
             begun, _ = self._tokenizer.tokenize_partial(text[:window], last)
             if begun:
                 return begun[0]
             window *= 4
-        found: list[int] = self._inner.compute_ff_tokens() if text else []
+        found: list[int] = self._inner.compute_ff_tokens()
         return found[0] if found else None
 
     def _mask(self, last: list[int]) -> Words:

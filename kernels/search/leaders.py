@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numba import njit
 
-from lexshard.kernels.block_maxima import block_maxima
-from lexshard.kernels.block_vectors import least_logit, mask_maxima, reaching
+from lexshard.kernels.block_maxima import block_maxima, held_maxima
+from lexshard.kernels.block_vectors import least_logit, reaching
 from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.copies import copy_into
 from lexshard.kernels.masks import NONE, ONE, lowest_bit
@@ -178,12 +178,13 @@ def find_leaders(  # type: ignore[no-untyped-def]
     found = np.empty(kept, np.int32)
     for row in range(rows):
         estimates = values[row]
-        block_maxima(estimates[:size], maxima[row])
+        if adjustments.active[row] and adjustments.mask[row] >= 0:
+            words = adjustments.masks[adjustments.mask[row]]
+            held_maxima(estimates[:size], words, maxima[row])
+        else:
+            block_maxima(estimates[:size], maxima[row])
         ceilings = maxima[row]
         if adjustments.active[row]:
-            if adjustments.mask[row] >= 0:
-                words = adjustments.masks[adjustments.mask[row]]
-                mask_maxima(estimates[:size], words, maxima[row])
             ceilings = maxima[row].copy()
             cover(ceilings, estimates, row_slack, NO_SLACK, size, row, adjustments)
         if needs.kind[row] == GUMBEL:

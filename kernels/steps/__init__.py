@@ -18,13 +18,24 @@ from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search.types import Needs
-from lexshard.kernels.steps.questions import FOLLOWING, MASKS
+from lexshard.kernels.steps.questions import (
+    ENDS,
+    FOLLOWING,
+    GOES_ON,
+    MASKS,
+    MASKS_COME,
+    NO_MASKS,
+)
 
 MOST = 2**18  # candidates of the steps of a call
 
 __all__ = [
+    "ENDS",
     "FOLLOWING",
+    "GOES_ON",
     "MASKS",
+    "MASKS_COME",
+    "NO_MASKS",
     "AskedRows",
     "Caller",
     "Places",
@@ -58,14 +69,16 @@ class Caller(NamedTuple):
     At address ``answering`` is a function of C of one number, a question. `FOLLOWING`: may another
     step follow tokens, which are ``told``? Where rows are ``masked`` that is asked behind every
     step but the last, else after so much ``patience``, in nanoseconds. Behind the token of row
-    ``r`` ``lengths[r]`` tokens ``behind[r]`` are computed then, too. `MASKS`, when the hidden
-    states of a step that follows are there: are ``masks`` its own now? They are those of the first
-    step before. The answer is 1, or 0: then the steps end there. Row ``r`` has ``masks[rows[r]]``,
-    none where that is -1.
+    ``r`` ``lengths[r]`` tokens ``behind[r]`` are computed then, too. The answer is `ENDS`,
+    `GOES_ON`, where ``masks`` are those of the next step, or `MASKS_COME`: then `MASKS` is asked
+    when its hidden states are there, are they its own now? Of the first step ``masked`` says so,
+    or `NO_MASKS` of all. Row ``r`` has ``masks[rows[r]]``, none where that is -1. Steps end before
+    one of which a mask holds ``fewest`` tokens or fewer, if that is not 0.
     """
 
     answering: int
-    masked: bool
+    masked: int
+    fewest: int
     patience: int
     told: npt.NDArray[np.int64]  # [N]
     lengths: npt.NDArray[np.int64]  # [N]
@@ -96,7 +109,7 @@ def no_caller(rows: int) -> Caller:
     """For a call of so many rows that asks nothing."""
     told, lengths, behind = np.zeros(rows, np.int64), np.zeros(rows, np.int64), (rows, 0)
     none = np.empty(behind, np.int64), np.empty((0, 0), np.uint64), np.full(rows, -1, np.int64)
-    return Caller(0, False, 0, told, lengths, *none)
+    return Caller(0, NO_MASKS, 0, 0, told, lengths, *none)
 
 
 def take_steps(
@@ -145,6 +158,7 @@ def take_steps(
         stops,
         caller.answering,
         caller.masked,
+        caller.fewest,
         caller.patience,
         caller.told,
         caller.lengths,

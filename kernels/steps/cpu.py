@@ -14,7 +14,8 @@ from lexshard.kernels.certified.cpu import certified_candidates
 from lexshard.kernels.decision.packed import decide_packed_rows
 from lexshard.kernels.draft.cpu import embed
 from lexshard.kernels.llama.cpu import forward
-from lexshard.kernels.steps.questions import FOLLOWING, MASKS
+from lexshard.kernels.masks import count_of
+from lexshard.kernels.steps.questions import ENDS, FOLLOWING, MASKS, MASKS_COME
 from lexshard.kernels.team.clock import now
 from lexshard.kernels.team.jobs import is_kept_waiting
 
@@ -61,6 +62,16 @@ def _any_of(tokens, stops):  # type: ignore[no-untyped-def]
     for token in tokens:
         for stop in stops:
             if token == stop:
+                return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _is_narrow(masks, fewest):  # type: ignore[no-untyped-def]
+    """Whether one of the masks holds ``fewest`` tokens or fewer."""
+    if fewest > 0:
+        for row in range(masks.shape[0]):
+            if count_of(masks[row]) <= fewest:
                 return True
     return False
 
@@ -144,6 +155,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     stops,
     answering,
     masked,
+    fewest,
     patience,
     told,
     lengths,
@@ -163,7 +175,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
     weighed, leaders = np.empty(rows, np.int64), 0
     embedded = np.empty((count, width), np.float32)
-    taken, spent, left, asked = 0, 0, NOTHING, now()
+    taken, spent, left, asked, come = 0, 0, NOTHING, now(), masked == MASKS_COME
     while taken < steps:
         began = now()
         ids_of, positions, slots, owners, last = _rows(drawn, lengths, behind, places, block_tables)
@@ -209,7 +221,9 @@ def take_steps(  # type: ignore[no-untyped-def]
         )
         spent += now() - began
         left = HIDDEN
-        if masked and taken > 0 and _ask(answering, MASKS) == 0:
+        if come and _ask(answering, MASKS) == ENDS:
+            break
+        if masked and _is_narrow(adjustments.masks, fewest):
             break
         known, found = certified_candidates(
             team,
@@ -251,9 +265,10 @@ def take_steps(  # type: ignore[no-untyped-def]
             break
         if taken < steps and (masked or (answering != 0 and now() - asked >= patience)):
             told[:] = drawn
-            if _ask(answering, FOLLOWING) == 0:
+            answer = _ask(answering, FOLLOWING)
+            if answer == ENDS:
                 break
-            asked = now()
+            asked, come = now(), answer == MASKS_COME
             for row in range(count):
                 needs.position[row] += np.uint64(lengths[row])
                 noise[1, row] += np.uint64(lengths[row])

@@ -21,7 +21,18 @@ from lexshard.kernels.llama import cpu as llama
 from lexshard.kernels.quantize import quantize
 from lexshard.kernels.search import block_slack
 from lexshard.kernels.search.types import GREEDY, GUMBEL, MIN_P, TOP_K, Needs
-from lexshard.kernels.steps import FOLLOWING, AskedRows, Places, StepsTaken, no_caller, take_steps
+from lexshard.kernels.steps import (
+    ENDS,
+    FOLLOWING,
+    GOES_ON,
+    MASKS_COME,
+    NO_MASKS,
+    AskedRows,
+    Places,
+    StepsTaken,
+    no_caller,
+    take_steps,
+)
 from tests.support.draft_cases import random_stack
 
 pytestmark = pytest.mark.vectors
@@ -69,10 +80,16 @@ def case(seed: int, rows: int, **kinds: Any) -> tuple[LlamaStack, Rows, AskedRow
 
 class Masking:
     """Answers a call, whose odd rows draw under another mask in each step: notes what it is told,
-    ends the steps behind the one that is its ``last``, and is late with the masks of one."""
+    ends the steps behind the one that is its ``last``, and is late with the masks of one. Masks
+    ``come`` when they are asked for, or are there with the answer."""
 
     def __init__(
-        self, random: np.random.Generator, rows: int, last: int = STEPS, late: int = STEPS
+        self,
+        random: np.random.Generator,
+        rows: int,
+        last: int = STEPS,
+        late: int = STEPS,
+        come: bool = True,
     ) -> None:
         words, odd = -(-VOCABULARY // 64), np.arange(rows) % 2 == 1
         every = random.integers(0, 2**63, (STEPS + 1, odd.sum(), words)).astype(np.uint64)
@@ -80,12 +97,15 @@ class Masking:
         self.every = np.where(random.random(every.shape) < 0.3, every, every & (every >> 7) & 31)
         self.every[:, :, 0] |= np.uint64(1)
         self._last, self._late, self.heard = last, late, list[list[int]]()
+        self._follows = MASKS_COME if come else GOES_ON
         self.forced: tuple[Any, Any] | None = None  # how many must follow by step, and which
         self._function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self._answer)
         address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         numbers = np.where(odd, np.cumsum(odd) - 1, -1)
-        own = no_caller(rows)._replace(answering=address, masked=bool(odd.any()))
-        self.caller = own._replace(masks=self.every[0].copy(), rows=numbers)
+        masked = self._follows if odd.any() else NO_MASKS
+        masks = np.zeros_like(self.every[0]) if come else self.every[0].copy()
+        own = no_caller(rows)._replace(answering=address, masked=masked)
+        self.caller = own._replace(masks=masks, rows=numbers)
 
     def _answer(self, question: int) -> int:
         if question == FOLLOWING:
@@ -94,9 +114,11 @@ class Masking:
                 self.caller.lengths[:] = lengths[len(self.heard)]
                 self.caller.behind[:] = behind[len(self.heard)]
             self.heard.append(self.caller.told.tolist())
-            return len(self.heard) <= self._last
+            if self._follows == GOES_ON:
+                self.caller.masks[:] = self.every[len(self.heard)]
+            return self._follows if len(self.heard) <= self._last else ENDS
         self.caller.masks[:] = self.every[len(self.heard)]
-        return len(self.heard) != self._late
+        return ENDS if len(self.heard) == self._late else GOES_ON
 
     def over(self, asked: AskedRows, step: int) -> AskedRows:
         """What is asked in a step."""
@@ -195,9 +217,9 @@ def test_the_tokens_and_candidates_of_steps_one_by_one(kind: str, rows: int) -> 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rows_draw_under_the_masks_that_the_caller_has_for_each_step(rows: int) -> None:
-    for seed in range(8):
+    for seed, come in itertools.product(range(8), (True, False)):
         stack, head, asked, places, tokens = case(seed, rows)
-        masking = Masking(np.random.default_rng(seed), rows)
+        masking = Masking(np.random.default_rng(seed), rows, come=come)
         said, found, states = one_by_one(stack, head, asked, places, tokens, masking)
         taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, masking.caller)
         assert len(taken.tokens) == len(said)
@@ -220,8 +242,8 @@ def test_tokens_that_must_follow_are_computed_with_those_that_they_follow() -> N
         masking = Masking(random, rows)
         lengths = random.integers(0, 4, (STEPS, rows))
         behind = random.integers(0, VOCABULARY, (STEPS, rows, 3))
-        caller = masking.caller._replace(behind=np.zeros((rows, 3), np.int64), masked=True)
-        masking.caller = caller
+        caller = masking.caller._replace(behind=np.zeros((rows, 3), np.int64))
+        masking.caller = caller = caller._replace(masked=max(caller.masked, GOES_ON))
         masking.forced = lengths, behind
         copies = {"key_cache": stack.key_cache.copy(), "value_cache": stack.value_cache.copy()}
         taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, caller)
@@ -271,6 +293,27 @@ def test_steps_end_where_the_caller_says_so_or_has_no_masks() -> None:
     assert taken.tokens == masking.heard == said[:4]
     np.testing.assert_array_equal(taken.hidden, states[4])
     assert taken.left is None
+    taken, masking, _, states = again(late=0)
+    assert taken.tokens == masking.heard == []
+    np.testing.assert_array_equal(taken.hidden, states[0])
+
+
+@pytest.mark.parametrize("come", [True, False])
+def test_steps_end_before_one_of_which_a_mask_holds_few_tokens(come: bool) -> None:
+    ends = []
+    for fewest in (0, 10, VOCABULARY):
+        stack, head, asked, places, tokens = case(3, 2)
+        masking = Masking(np.random.default_rng(3), 2, come=come)
+        said, _, states = one_by_one(stack, head, asked, places, tokens, masking)
+        held = [sum(int(word).bit_count() for word in mask) for [mask] in masking.every]
+        few = [step for step, count in enumerate(held) if count <= fewest]
+        caller = masking.caller._replace(fewest=fewest)
+        taken = take_steps(stack, head, asked, places, tokens, NEVER, EVERY, caller)
+        ends.append(min([*few, len(said)]))
+        assert taken.tokens == said[: ends[-1]]
+        if taken.hidden is not None:
+            np.testing.assert_array_equal(taken.hidden, states[ends[-1]])
+    assert len(said) == ends[0] > ends[1] > ends[2] == 0
 
 
 def test_callers_without_masks_are_asked_after_a_while() -> None:

@@ -225,10 +225,17 @@ class FailingMatcher:
         return getattr(self._matcher, name)
 
     def masks(self, guesses: Any) -> Any:
+        self._make_one()
+        return self._matcher.masks(guesses)
+
+    def write_mask(self, words: int) -> None:
+        self._make_one()
+        self._matcher.write_mask(words)
+
+    def _make_one(self) -> None:
         self._left -= 1
         if self._left < 0:
             raise GrammarError("the grammar costs too much here")
-        return self._matcher.masks(guesses)
 
 
 def test_a_grammar_that_fails_later_ends_its_own_sequence(engine: Engine) -> None:
@@ -263,6 +270,10 @@ class SlowMatcher:
     def masks(self, guesses: Any) -> Any:
         self._others.wait(30)
         return self._matcher.masks(guesses)
+
+    def write_mask(self, words: int) -> None:
+        self._others.wait(30)
+        self._matcher.write_mask(words)
 
 
 def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
