@@ -319,11 +319,11 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def prepared(self, request: Request) -> bool:
-        """Whether a request can be submitted without a wait; begins to prepare it where it has a
-        grammar that is not known yet."""
+    def prepared(self, request: Request, wait_seconds: float = 0.0) -> bool:
+        """Whether a request can be submitted without a wait, now or within ``wait_seconds``; begins
+        to prepare it where it has a grammar that is not known yet."""
         grammar = request.parameters.grammar
-        return grammar is None or self._grammars.ready(grammar)
+        return grammar is None or self._grammars.ready(grammar, wait_seconds)
 
     def submit(self, request: Request) -> SequenceEvent | None:
         """Queue a sequence; returns an event if it ends at once: an error if it can never be

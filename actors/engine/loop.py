@@ -26,7 +26,7 @@ STATISTICS_SECONDS = 0.1  # between two, while the engine is busy
 # What is asked for may take so long, and one request longer, before steps go on. To begin an
 # ordinary request takes a twentieth of a millisecond.
 COMMAND_SECONDS = 0.01
-PREPARING_SECONDS = 0.001  # between two looks at what is being prepared, where there is no more
+PREPARING_SECONDS = 0.001  # that an idle engine waits for what is prepared before it looks up
 
 
 class CommandSource(Protocol):
@@ -68,7 +68,8 @@ def run_engine(
         What is cancelled before it has begun costs nothing."""
         if waiting:
             first = next(iter(waiting.values()))[0]
-            wait_seconds = 0.0 if engine.prepared(first) else min(wait_seconds, PREPARING_SECONDS)
+            engine.prepared(first, min(wait_seconds, PREPARING_SECONDS))
+            wait_seconds = 0.0
         received = commands.receive(wait_seconds)
         deadline = time.monotonic() + COMMAND_SECONDS
         while received is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,9 +70,10 @@ class Grammars:
             return []
         return [self._threads.submit(self._made_tokenizer)]
 
-    def ready(self, text: str) -> bool:
-        """Whether the grammar is compiled, or has failed to; begins with it where it is not."""
-        return self._begun(text).done()
+    def ready(self, text: str, wait_seconds: float) -> bool:
+        """Whether the grammar is compiled, or has failed to, at the latest in ``wait_seconds``;
+        begins with it where it is not."""
+        return bool(wait([self._begun(text)], wait_seconds).done)
 
     def matcher(self, text: str) -> Matcher:
         """A matcher of its own for one sequence; waits where the grammar is not ready. Raises

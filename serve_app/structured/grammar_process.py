@@ -2,7 +2,8 @@
 
 llguidance bounds much, not everything: a regular expression may take minutes, a chain of rules the
 whole stack, a schema gigabytes. So each grammar is compiled in a fork of a process that holds the
-tokenizer, within limits of time and memory that the kernel keeps.
+tokenizer, within limits of time and memory that the kernel keeps. The next fork is there before its
+grammar is.
 
 It reads lines of JSON from its standard input and answers in order, a line each: the first one has
 the tokenizer and the limits, every other one is a grammar.
@@ -10,6 +11,7 @@ the tokenizer and the limits, every other one is a grammar.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -67,33 +69,59 @@ def _checked(tokenizer: Any, limits: Any, text: str) -> dict[str, Any]:
     return {"error": error or None, "warnings": matcher.get_grammar_warnings()}
 
 
-def _in_fork(tokenizer: Any, limits: Any, bounds: dict[str, Any], text: str) -> dict[str, Any]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+def _compile_simple(tokenizer: Any, limits: Any) -> None:
+    """What is made with the first grammar of a process, and its memory, is there after it."""
+    with contextlib.suppress(BaseException):  # a panic is no Exception, and tells of no other
+        _checked(tokenizer, limits, 'start: %json {"type": "object"}')
+
+
+class _Fork:
+    """A copy of this process that waits for one grammar. To make it and get its memory takes longer
+    than to compile most: so it is there, and has compiled a simple one, before there is any."""
+
+    def __init__(self, tokenizer: Any, limits: Any, bounds: dict[str, Any]) -> None:
+        reading, asking = os.pipe()
+        answering, writing = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                # What ends with this process or its peer must not wait for the copy.
+                for inherited in (0, 1, asking, answering):
+                    os.close(inherited)
+                with open("/proc/self/statm") as statm:
+                    held = int(statm.read().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_STACK, (bounds["stack"],) * 2)
+                with open(reading, "rb") as source, open(writing, "wb") as sink:
+                    _compile_simple(tokenizer, limits)
+                    text = read_line(source)
+                    resource.setrlimit(resource.RLIMIT_AS, (held + bounds["bytes"],) * 2)
+                    signal.setitimer(signal.ITIMER_PROF, bounds["seconds"])
+                    write_line(sink, _checked(tokenizer, limits, text))
+            finally:
+                os._exit(0)
         os.close(reading)
-        with open("/proc/self/statm") as statm:
-            held = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (held + bounds["bytes"],) * 2)
-        resource.setrlimit(resource.RLIMIT_STACK, (bounds["stack"],) * 2)
-        signal.setitimer(signal.ITIMER_PROF, bounds["seconds"])
+        os.close(writing)
+        self._sink, self._source = os.fdopen(asking, "wb"), os.fdopen(answering, "rb")
+
+    def compiled(self, text: str) -> dict[str, Any] | None:
+        """What `_checked` says of the one grammar; None where the copy ended instead."""
         try:
-            with open(writing, "wb") as pipe:
-                write_line(pipe, _checked(tokenizer, limits, text))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        why = FAULT_SIGNALS.get(signal.Signals(os.WTERMSIG(status)), "it cannot be compiled")
+            write_line(self._sink, text)
+            told: dict[str, Any] = read_line(self._source)
+        except (OSError, EOFError):
+            return None
+        return told
+
+    def end(self) -> dict[str, Any]:
+        """Waits for its end; what is told of a grammar that it ended without an answer to."""
+        self._source.close()
+        self._sink.close()
+        _, status = os.waitpid(self._process, 0)
+        why = _TOO_LARGE
+        if os.WIFSIGNALED(status):
+            why = FAULT_SIGNALS.get(signal.Signals(os.WTERMSIG(status)), "it cannot be compiled")
         return {"error": why, "warnings": []}
-    if not told.endswith(b"\n"):
-        return {"error": _TOO_LARGE, "warnings": []}
-    answer: dict[str, Any] = json.loads(told)
-    return answer
 
 
 def main() -> None:
@@ -115,8 +143,15 @@ def main() -> None:
             while read_line(source):
                 why = f"no grammar can be held with this model's tokenizer: {error}"
                 write_line(sink, {"error": why, "warnings": []})
+        _compile_simple(tokenizer, limits)
         while True:
-            write_line(sink, _in_fork(tokenizer, limits, setup["bounds"], read_line(source)))
+            fork = _Fork(tokenizer, limits, setup["bounds"])
+            told = fork.compiled(read_line(source))
+            if told is not None:
+                write_line(sink, told)
+            because = fork.end()
+            if told is None:
+                write_line(sink, because)
     except EOFError:
         return
 

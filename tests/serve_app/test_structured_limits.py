@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -107,12 +109,21 @@ def test_the_process_ends_with_its_peer() -> None:
         information = MockEngine().information
         await compiler.compiled(GOOD, "f", information, asyncio.Event().wait, ME)
 
-    asyncio.run(compile_one())
-    process = compiler._process
-    assert process is not None
-    assert process.stdin is not None
-    process.stdin.close()  # as the kernel does for a peer that was killed
-    assert process.wait(10) == 0
+    for killed in (False, True):
+        asyncio.run(compile_one())
+        process = compiler._process
+        assert process is not None
+        assert process.stdin is not None
+        copies: list[psutil.Process] = []  # one, which waits for the next grammar
+        while [copy.status() for copy in copies] != [psutil.STATUS_SLEEPING]:
+            copies = psutil.Process(process.pid).children()
+        if killed:
+            process.kill()
+        else:
+            process.stdin.close()  # as the kernel does for a peer that was killed
+        assert process.wait(10) == (-signal.SIGKILL if killed else 0)
+        assert psutil.wait_procs(copies, 10)[1] == []
+        compiler = GrammarCompiler(TOKENIZER)
 
 
 def nested_tokens(longest: int) -> str:
