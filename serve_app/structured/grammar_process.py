@@ -104,6 +104,10 @@ class _Fork:
         os.close(writing)
         self._sink, self._source = os.fdopen(asking, "wb"), os.fdopen(answering, "rb")
 
+    def waits(self) -> bool:
+        """Whether it is still there: where memory is short, the kernel may have ended it."""
+        return os.waitpid(self._process, os.WNOHANG)[0] == 0
+
     def compiled(self, text: str) -> dict[str, Any] | None:
         """What `_checked` says of the one grammar; None where the copy ended instead."""
         try:
@@ -146,7 +150,10 @@ def main() -> None:
         _compile_simple(tokenizer, limits)
         while True:
             fork = _Fork(tokenizer, limits, setup["bounds"])
-            told = fork.compiled(read_line(source))
+            text = read_line(source)
+            if not fork.waits():  # through no fault of this grammar
+                fork = _Fork(tokenizer, limits, setup["bounds"])
+            told = fork.compiled(text)
             if told is not None:
                 write_line(sink, told)
             because = fork.end()

@@ -103,27 +103,48 @@ def test_a_process_that_fails_is_started_again() -> None:
 
 
 def test_the_process_ends_with_its_peer() -> None:
-    compiler = GrammarCompiler(TOKENIZER)
-
-    async def compile_one() -> None:
-        information = MockEngine().information
-        await compiler.compiled(GOOD, "f", information, asyncio.Event().wait, ME)
-
     for killed in (False, True):
-        asyncio.run(compile_one())
+        compiler = GrammarCompiler(TOKENIZER)
+        assert outcome_of_one(GOOD, compiler) == Compiled(None)
         process = compiler._process
         assert process is not None
         assert process.stdin is not None
-        copies: list[psutil.Process] = []  # one, which waits for the next grammar
-        while [copy.status() for copy in copies] != [psutil.STATUS_SLEEPING]:
-            copies = psutil.Process(process.pid).children()
+        copies = [waiting_copy(process.pid)]
         if killed:
             process.kill()
         else:
             process.stdin.close()  # as the kernel does for a peer that was killed
         assert process.wait(10) == (-signal.SIGKILL if killed else 0)
         assert psutil.wait_procs(copies, 10)[1] == []
-        compiler = GrammarCompiler(TOKENIZER)
+
+
+def test_a_copy_that_the_kernel_ended_refuses_no_grammar() -> None:
+    compiler = GrammarCompiler(TOKENIZER)
+    assert outcome_of_one(GOOD, compiler) == Compiled(None)
+    assert compiler._process is not None
+    copy = waiting_copy(compiler._process.pid)
+    copy.kill()
+    while copy.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+    assert outcome_of_one('start: "c"', compiler) == Compiled(None)
+    compiler.close()
+
+
+def outcome_of_one(text: str, compiler: GrammarCompiler) -> Compiled:
+    """What comes of a grammar, after which ``compiler`` is still open."""
+    information, never = MockEngine().information, asyncio.Event()
+    return asyncio.run(compiler.compiled(text, "f", information, never.wait, ME))
+
+
+def waiting_copy(process_id: int) -> psutil.Process:
+    """The process that waits for the next grammar of this one."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        copies = psutil.Process(process_id).children()
+        if [copy.status() for copy in copies] == [psutil.STATUS_SLEEPING]:
+            return copies[0]
+        time.sleep(0.02)
+    raise TimeoutError("no process waits for a grammar")
 
 
 def nested_tokens(longest: int) -> str:
