@@ -109,10 +109,22 @@ def search_certificates(
     failure = min(1.0, screen.failure_probability * reading.size)
     return tuple(
         _of_search(
-            kind, screen.name, failure, count, share + count * reading.row, reading.size, best, most
+            kind,
+            screen.name,
+            failure,
+            count,
+            share + refined * reading.refined_row + count * reading.row,
+            reading.size,
+            best,
+            most,
         )
-        for kind, count, best, most in zip(
-            kinds, counts, found.best.tolist(), found.largest.tolist(), strict=True
+        for kind, count, refined, best, most in zip(
+            kinds,
+            counts,
+            found.refined.tolist(),
+            found.best.tolist(),
+            found.largest.tolist(),
+            strict=True,
         )
     )
 

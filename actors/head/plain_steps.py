@@ -26,7 +26,7 @@ from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.certified import Certified, Rows, certified_candidates
 from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.llama import LlamaStack
-from lexshard.kernels.quantize import Int8Tier, Tier
+from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier
 from lexshard.kernels.steps import AskedRows, Caller, Places, StepsTaken, take_steps
 
 # Above this share of the vocabulary, reading all rows in order beats gathering them.
@@ -65,8 +65,8 @@ class DecidedRows(Screening):
 
 
 class PlainSteps:
-    """The tiers of a shard that screen such steps: int8, where the shard owns the ``whole``
-    vocabulary and the model does nothing to its products."""
+    """The tiers of a shard that screen such steps: int8 and int4, where the shard owns the
+    ``whole`` vocabulary and the model does nothing to its products."""
 
     def __init__(self, rescorer: Rescorer, *, whole: bool) -> None:
         plain = rescorer.bias is None and rescorer.scale == 1.0 and rescorer.softcap is None
@@ -75,7 +75,7 @@ class PlainSteps:
 
     def add(self, screen: TierScreen, tier: Tier) -> None:
         """One more tier, if it is of use here."""
-        if self._weight is not None and isinstance(tier, Int8Tier):
+        if self._weight is not None and isinstance(tier, Int8Tier | Int4Tier):
             self._rows[screen.name] = Rows.of(self._weight, tier, screen.block_slack)
 
     def steady(
@@ -150,7 +150,9 @@ class SteadyRows:
     def _record(self, found: Certified) -> None:
         """Tells the choice of screens how a step went."""
         kinds, rows = self._rows.kinds, len(found.members)
-        excess = len(found.ids) - found.leaders
+        # What refined estimates have ruled out the screen had left.
+        counts = np.where(found.refined > 0, found.refined, np.diff(found.offsets))
+        excess = int(counts.sum()) - found.leaders
         self._choice.record_candidates(self._screen, kinds, excess, self._reading.size * rows)
         left = rows - int(np.count_nonzero(found.members))
         tried = kinds.count("nucleus-draw") * (rows // len(kinds))

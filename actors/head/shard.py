@@ -58,6 +58,7 @@ from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.decision import PackedRows
 from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
+from lexshard.kernels.screen import WORTH_REFINING
 from lexshard.kernels.search import (
     Estimates,
     find_candidates,
@@ -65,9 +66,6 @@ from lexshard.kernels.search import (
     find_thresholds,
     narrow,
 )
-
-# Fewer tokens than this per row are rescored at once rather than refined first.
-WORTH_REFINING = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
 """From hidden states to the tokens that can still be drawn, in one compiled call.
 
 What `kernels.screen`, `kernels.search` and `kernels.rows` do one after the other, for the rows that
-nearly all are: an int8 tier screens them, a threshold decides them, and they want the best token
-(of all, or of a nucleus), the best few or those near the best. A step of one row spends more
+nearly all are: an int8 or int4 tier screens them, a threshold decides them, and they want the best
+token (of all, or of a nucleus), the best few or those near the best. A step of one row spends more
 between such calls than in them. Their results are these calls' own, bit for bit.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lexshard.kernels import pool
 from lexshard.kernels.penalties import Adjustments
-from lexshard.kernels.quantize.tiers import Int8Tier
+from lexshard.kernels.quantize.tiers import Int4Tier, Int8Tier
 from lexshard.kernels.search.types import Needs
 
 __all__ = ["Certified", "Rows", "certified_candidates"]
@@ -29,32 +29,43 @@ class Rows(NamedTuple):
     the slacks of blocks (`kernels.search.block_slack`)."""
 
     weight: npt.NDArray[Any]  # [V, d] float32, or uint16 (bfloat16 bits)
-    values: npt.NDArray[np.int8]  # [V, D], as in `Int8Tier`
+    values: npt.NDArray[np.int8]  # [V, D], as in `Int8Tier`, or [V, D / 2], the high nibbles
     scale: npt.NDArray[np.float32]  # [V]
     row_slack: npt.NDArray[np.float32]  # [2, V]
     block_slack: npt.NDArray[np.float32]  # [2, V / 64]
     products: npt.NDArray[np.float32]  # [V] with the common direction, or none
     direction: npt.NDArray[np.float32]  # [d] or none
     limits: npt.NDArray[np.float64]  # [2] the norm of integer hidden states, the largest size
+    # As in `Int4Tier`; none of an int8 tier.
+    multipliers: npt.NDArray[np.uint8]  # [V, D / 32]
+    low: npt.NDArray[np.uint8]  # [V, D / 2]
+    fine_row_slack: npt.NDArray[np.float32]  # [2, V]
 
     @classmethod
     def of(
         cls,
         weight: npt.NDArray[Any],
-        tier: Int8Tier,
+        tier: Int8Tier | Int4Tier,
         block_slack: npt.NDArray[np.float32],
     ) -> Rows:
         """Those of ``weight`` [V, d] and its tier."""
         none, common = np.empty(0, np.float32), tier.common
+        if isinstance(tier, Int4Tier):
+            values = tier.high.view(np.int8)
+            planes = (tier.multipliers, tier.low, tier.fine_row_slack)
+        else:
+            values, no_plane = tier.values, np.empty((0, 0), np.uint8)
+            planes = (no_plane, no_plane, np.empty((2, 0), np.float32))
         return cls(
             weight,
-            tier.values,
+            values,
             tier.scale,
             tier.row_slack,
             block_slack,
             none if common is None else common.products,
             none if common is None else common.vector,
             np.array([tier.hidden_limit, tier.largest_size]),
+            *planes,
         )
 
 
@@ -70,6 +81,7 @@ class Certified(NamedTuple):
     leaders: int  # tokens whose logits set the thresholds
     members: npt.NDArray[np.bool_]  # [N] whether what is drawn is certainly of the nucleus, if any
     weighed: npt.NDArray[np.int64]  # [N] more canonical logits that that took
+    refined: npt.NDArray[np.int64]  # [N] tokens whose estimates both planes of nibbles bettered
 
 
 def certified_candidates(

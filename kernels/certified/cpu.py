@@ -14,10 +14,16 @@ from lexshard.kernels.mass.reference import HEAVY_SHARE
 from lexshard.kernels.penalties.cpu import adjust, adjust_tokens
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.rows.lanes import LANES
-from lexshard.kernels.screen.cpu import PANEL, screen_bytes, screen_signed_bytes
+from lexshard.kernels.screen.cpu import (
+    PANEL,
+    refine_rows,
+    screen_bytes,
+    screen_nibbles,
+    screen_signed_bytes,
+)
 from lexshard.kernels.screen.hidden import EIGHT_BIT_LOSS, EIGHT_BIT_ROWS, quantize
-from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER
-from lexshard.kernels.search.candidates import find_candidates
+from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER, WORTH_REFINING
+from lexshard.kernels.search.candidates import find_candidates, narrow
 from lexshard.kernels.search.leaders import find_leaders
 from lexshard.kernels.search.thresholds import find_thresholds_of
 from lexshard.kernels.search.types import GUMBEL
@@ -25,10 +31,9 @@ from lexshard.kernels.team.jobs import run
 
 
 @njit(nogil=True, cache=True)
-def _quantized(hidden, direction, limits, largest, values, results):  # type: ignore[no-untyped-def]
+def _quantized(hidden, direction, limits, nibbles, largest, values, starts, results):  # type: ignore[no-untyped-def]
     """Fills ``values`` and ``results`` as `kernels.screen.hidden.quantize` does, of integers up to
     ``largest``; whether all hidden states are finite."""
-    count, width = values.shape
     return quantize(
         hidden,
         direction,
@@ -37,12 +42,12 @@ def _quantized(hidden, direction, limits, largest, values, results):  # type: ig
         np.empty((0, 0)),
         np.empty((0, 0, 0), np.float32),
         np.empty(0, np.float32),
-        False,
+        nibbles,
         np.float64(largest),
-        limits[0] - math.sqrt(width) / 2.0 - 1.0,
+        limits[0] - math.sqrt(values.shape[1]) / 2.0 - 1.0,
         limits[1],
         values,
-        np.empty((count, 0), np.int32),
+        starts,
         results,
     )
 
@@ -64,26 +69,74 @@ def _screen_eight_bits(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def _screen_high(  # type: ignore[no-untyped-def]
+    rank, size, high, multipliers, scale, products, hidden, starts, step, share, out
+):
+    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    weights = (high, multipliers, scale, products)
+    screen_nibbles(*weights, hidden, starts, step, share, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def _refine_part(  # type: ignore[no-untyped-def]
+    rank, size, planes, scale, products, words, starts, step, share, ids, offsets, out
+):
+    high, multipliers, low = planes
+    first, last = ids.size * rank // size, ids.size * (rank + 1) // size
+    weights = (high, low, multipliers, scale, products)
+    refine_rows(*weights, words, starts, step, share, ids, offsets, out, first, last)
+
+
+@njit(nogil=True, cache=True)
+def _means_nothing(slack, results):  # type: ignore[no-untyped-def]
+    """Fills ``slack`` [N, 3] from what `_quantized` found; whether it is too large in float32, as
+    the search takes it, of a row."""
+    for row in range(slack.shape[0]):
+        slack[row, 0], slack[row, 1], slack[row, 2] = results[row, 3], results[row, 4], 0.0
+        if not math.isfinite(np.float32(slack[row, 0]) + np.float32(slack[row, 1])):
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _screen_by_nibbles(  # type: ignore[no-untyped-def]
+    team, size, hidden, planes, scale, products, direction, limits, quantized, estimates, slack
+):
+    """`_screen` by an int4 tier; fills what is ``quantized``, too, with which a few estimates are
+    bettered."""
+    high, multipliers, _ = planes
+    words, starts, step, share = quantized
+    results = np.empty((words.shape[0], 6))
+    if not _quantized(hidden, direction, limits, True, LARGEST_INTEGER, words, starts, results):
+        return False
+    if _means_nothing(slack, results):
+        return False
+    copy_into(step, results[:, 0])
+    copy_into(share, results[:, 1])
+    weights = (high, multipliers, scale, products)
+    run(team, size, _screen_high, (*weights, words, starts, 16.0 * step, share, estimates))
+    return True
+
+
+@njit(nogil=True, cache=True)
 def _screen(  # type: ignore[no-untyped-def]
     team, size, hidden, values, scale, products, direction, limits, estimates, slack
 ):
     """Fills ``estimates`` [N, V] and ``slack`` [N, 3]; whether they mean anything."""
     count, vocabulary = estimates.shape
     integers = own_lines(count, values.shape[1] // 2).view(np.int16)
-    results = np.empty((count, 6))
+    none, results = np.empty((count, 0), np.int32), np.empty((count, 6))
+    states = (hidden, direction, limits, False)
     eight = vnni.AVAILABLE and count >= EIGHT_BIT_ROWS and vocabulary >= PANEL
     if eight:
-        if not _quantized(hidden, direction, limits, LARGEST_EIGHT_BITS, integers, results):
+        if not _quantized(*states, LARGEST_EIGHT_BITS, integers, none, results):
             return False
         eight = results[:, 5].max() <= EIGHT_BIT_LOSS
-    if not eight and not _quantized(hidden, direction, limits, LARGEST_INTEGER, integers, results):
+    if not eight and not _quantized(*states, LARGEST_INTEGER, integers, none, results):
+        return False
+    if _means_nothing(slack, results):
         return False
     step, share = results[:, 0].copy(), results[:, 1].copy()
-    for row in range(count):
-        slack[row, 0], slack[row, 1], slack[row, 2] = results[row, 3], results[row, 4], 0.0
-        # In float32 as the search takes it.
-        if not math.isfinite(np.float32(slack[row, 0]) + np.float32(slack[row, 1])):
-            return False
     if eight:
         starts = np.empty(count, np.int32)
         for row in range(count):
@@ -105,6 +158,30 @@ def _screen(  # type: ignore[no-untyped-def]
             (values, scale, products, integers, step, share, estimates),
         )
     return True
+
+
+@njit(nogil=True, cache=True)
+def _narrowed(  # type: ignore[no-untyped-def]
+    team, size, planes, fine_row_slack, scale, products, quantized, slack, found, search
+):
+    """What is left of ids and offsets when both planes of an int4 tier have bettered the estimates
+    of rows that have many, and of how many tokens of each row they have."""
+    ids, offsets = found
+    count, most = offsets.size - 1, 0
+    refined = np.zeros(count, np.int64)
+    for row in range(count):
+        most = max(most, offsets[row + 1] - offsets[row])
+    if fine_row_slack.size == 0 or most <= WORTH_REFINING:
+        return ids, offsets, refined
+    for row in range(count):
+        refined[row] = offsets[row + 1] - offsets[row]
+    values, every = np.empty(ids.size, np.float32), np.empty(0, np.int32)
+    arguments = (planes, scale, products, *quantized, ids, offsets, values)
+    run(team, size, _refine_part, arguments)
+    by_block = every.size == 0
+    better = (values, fine_row_slack, slack, fine_row_slack, every, by_block)
+    ids, offsets = narrow(*better, ids, offsets, *search)
+    return ids, offsets, refined
 
 
 @njit(nogil=True, cache=True)
@@ -157,6 +234,9 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     products,
     direction,
     limits,
+    multipliers,
+    low,
+    fine_row_slack,
     needs,
     adjustments,
     top_p,
@@ -169,10 +249,19 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     estimates = own_lines(count, vocabulary)
     slack = np.empty((count, 3))
     best = np.full(count, -np.inf)
-    if not _screen(
-        team, size, hidden, values, scale, products, direction, limits, estimates, slack
-    ):
-        nothing, none = np.zeros(1, np.int64), (np.empty(0, np.bool_), np.zeros(0, np.int64))
+    nibbles = multipliers.size > 0
+    wide = own_lines(count if nibbles else 0, values.shape[1]).view(np.int16)
+    starts = np.zeros((count, wide.shape[1] // 16), np.int32)
+    quantized = (wide, starts, np.empty(count), np.empty(count))
+    planes = (values, multipliers, low)
+    tier, states = (scale, products, direction, limits), (estimates, slack)
+    if nibbles:
+        known = _screen_by_nibbles(team, size, hidden, planes, *tier, quantized, *states)
+    else:
+        known = _screen(team, size, hidden, values, *tier, *states)
+    if not known:
+        nothing, left = np.zeros(1, np.int64), np.zeros(0, np.int64)
+        none = (np.empty(0, np.bool_), left, left)
         return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0, *none)
     leaders, first, maxima, noise = find_leaders(
         estimates, row_slack, every, by_block, vocabulary, needs, adjustments
@@ -198,13 +287,18 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         maxima,
         noise,
     )
+    search = (needs, adjustments, thresholds)
+    weights = (planes, fine_row_slack, scale, products)
+    ids, offsets, refined = _narrowed(
+        team, size, *weights, quantized, slack, (ids, offsets), search
+    )
     raw = gather(padded, weight, ids, offsets)
     for row in range(count):
-        known, begin = raw, offsets
+        logits, begin = raw, offsets
         if adjustments.active[row]:
-            known, begin = exact, first
+            logits, begin = exact, first
         for index in range(begin[row], begin[row + 1]):
-            best[row] = max(best[row], np.float64(known[index]))
+            best[row] = max(best[row], np.float64(logits[index]))
     found = (ids, offsets, largest)
     members, weighed = _members(
         found, raw, estimates, row_slack, slack, padded, weight, needs, adjustments, top_p
@@ -219,4 +313,5 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         leaders.size,
         members,
         weighed,
+        refined,
     )

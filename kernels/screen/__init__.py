@@ -8,9 +8,9 @@ import torch
 
 from lexshard.kernels.quantize.tiers import Int4Tier, Tier
 from lexshard.kernels.screen import cpu
-from lexshard.kernels.screen.types import HiddenBits, QuantizedHidden, Screened
+from lexshard.kernels.screen.types import WORTH_REFINING, HiddenBits, QuantizedHidden, Screened
 
-__all__ = ["Screened", "refine", "screen"]
+__all__ = ["WORTH_REFINING", "Screened", "refine", "screen"]
 
 
 def screen(

@@ -199,7 +199,7 @@ def screen_signed_bytes(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _screen_nibbles(  # type: ignore[no-untyped-def]
+def screen_nibbles(  # type: ignore[no-untyped-def]
     nibbles, factors, scale, products, hidden, starts, step, share, out, first, last
 ):
     count = hidden.shape[0]
@@ -251,16 +251,35 @@ def _screen_bits(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _refine(  # type: ignore[no-untyped-def]
-    high, low, multipliers, scale, products, hidden, starts, step, share, ids, offsets
+def refine_rows(  # type: ignore[no-untyped-def]
+    high,
+    low,
+    multipliers,
+    scale,
+    products,
+    hidden,
+    starts,
+    step,
+    share,
+    ids,
+    offsets,
+    out,
+    first,
+    last,
 ):
-    result = np.empty(ids.size, np.float32)
+    """Fills ``out`` [total] from ``first`` to ``last - 1``: the estimates of both planes."""
     sums = np.empty((hidden.shape[0], 2), np.int32)
+    units = scale.view(np.uint8).reshape(scale.size, 4)
+    along = products.view(np.uint8).reshape(products.size, 4)
     for query in range(hidden.shape[0]):
-        for index in range(offsets[query], offsets[query + 1]):
+        for index in range(max(first, offsets[query]), min(last, offsets[query + 1])):
             if index + FETCH_AHEAD < ids.size:  # rows are far apart: nothing else foresees them
-                fetch_row(high, ids[index + FETCH_AHEAD])
-                fetch_row(low, ids[index + FETCH_AHEAD])
+                later = ids[index + FETCH_AHEAD]
+                fetch_row(high, later)
+                fetch_row(low, later)
+                fetch_row(multipliers, later)
+                fetch_row(units, later)
+                fetch_row(along, later)
             row = ids[index]
             dot_nibbles(1, 1, 0, high, multipliers, row, hidden, starts, query, sums, 0)
             dot_nibbles(1, 1, 0, low, multipliers, row, hidden, starts, query, sums, 1)
@@ -268,8 +287,7 @@ def _refine(  # type: ignore[no-untyped-def]
             value = np.float64(total) * (np.float64(scale[row]) * step[query])
             if products.size:
                 value += share[query] * np.float64(products[row])
-            result[index] = np.float32(value)
-    return result
+            out[index] = np.float32(value)
 
 
 def _products(tier: Tier) -> npt.NDArray[np.float32]:
@@ -309,9 +327,10 @@ def screen(hidden: QuantizedHidden, tier: Tier) -> npt.NDArray[np.float32]:
             work = partial(screen_bytes, *weights, values.astype(np.int16, copy=False), *common)
     else:
         dithered = isinstance(tier, DitheredInt4Tier)
+        nibbles = tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high
         work = partial(
-            _screen_nibbles,
-            tier.nibbles if isinstance(tier, DitheredInt4Tier) else tier.high,
+            screen_nibbles,
+            nibbles.view(np.int8),
             tier.multipliers,
             tier.scale,
             _products(tier),
@@ -335,8 +354,9 @@ def refine(
     offsets: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float32]:
     """Estimates of both planes for the rows ``ids[offsets[n]:offsets[n + 1]]`` of every ``n``."""
-    return _refine(
-        tier.high,
+    result = np.empty(len(ids), np.float32)
+    refine_rows(
+        tier.high.view(np.int8),
         tier.low,
         tier.multipliers,
         tier.scale,
@@ -347,4 +367,8 @@ def refine(
         hidden.share,
         ids,
         offsets,
+        result,
+        0,
+        len(ids),
     )
+    return result

@@ -19,6 +19,9 @@ from lexshard.kernels.rounding import UNIT_ROUNDOFF
 
 HiddenBits = Literal[8, 16]
 
+# Fewer tokens than this per row are rescored at once rather than refined first.
+WORTH_REFINING = 64
+
 LARGEST_INTEGER = 32767
 LARGEST_EIGHT_BITS = 127
 LARGEST_ROTATED = 2047  # a sum of four, and 8,192 more, is in two 7-bit halves

@@ -144,6 +144,9 @@ def take_steps(  # type: ignore[no-untyped-def]
     products,
     direction,
     hidden_limits,
+    multipliers,
+    low,
+    fine_row_slack,
     needs,
     adjustments,
     top_p,
@@ -173,7 +176,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     ids, raw = np.empty(room, np.int32), np.empty(room, np.float32)
     tokens, offsets = np.empty((steps, count), np.int64), np.zeros(rows + 1, np.int64)
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
-    weighed, leaders = np.empty(rows, np.int64), 0
+    weighed, refined, leaders = np.empty(rows, np.int64), np.empty(rows, np.int64), 0
     embedded = np.empty((count, width), np.float32)
     taken, spent, left, asked, come = 0, 0, NOTHING, now(), masked == MASKS_COME
     while taken < steps:
@@ -237,12 +240,17 @@ def take_steps(  # type: ignore[no-untyped-def]
             products,
             direction,
             hidden_limits,
+            multipliers,
+            low,
+            fine_row_slack,
             needs,
             adjustments,
             top_p,
         )
-        own, logits, own_offsets, reached, bounds, known_best, leading, members, also = found
-        low, first = taken * count, offsets[taken * count]
+        own, logits, own_offsets, reached, bounds, known_best, leading, members, also, bettered = (
+            found
+        )
+        begin, first = taken * count, offsets[taken * count]
         if not known or _widest(own_offsets) > most or first + own.size > room:
             break
         left = FOUND
@@ -253,10 +261,10 @@ def take_steps(  # type: ignore[no-untyped-def]
         left = NOTHING
         tokens[taken], drawn = decided, decided
         ids[first : first + own.size], raw[first : first + own.size] = own, logits
-        offsets[low + 1 : low + count + 1] = own_offsets[1:] + first
-        high = low + count
-        thresholds[low:high], largest[low:high] = reached, bounds
-        best[low:high], weighed[low:high] = known_best, also
+        offsets[begin + 1 : begin + count + 1] = own_offsets[1:] + first
+        high = begin + count
+        thresholds[begin:high], largest[begin:high] = reached, bounds
+        best[begin:high], weighed[begin:high], refined[begin:high] = known_best, also, bettered
         leaders += leading
         taken += 1
         needs.position[:] += np.uint64(1)
@@ -290,6 +298,7 @@ def take_steps(  # type: ignore[no-untyped-def]
             leaders,
             np.ones(high, np.bool_),
             weighed[:high],
+            refined[:high],
         ),
         found,
     )

@@ -28,26 +28,29 @@ KINDS = ("greedy", "gumbel", "topk", "minp", "nucleus-draw")
 SHARES = (0.2,) * 5
 
 
-def shards(random: np.random.Generator, size: int, columns: int, half: bool) -> tuple[Shard, Shard]:
+def shards(
+    random: np.random.Generator, size: int, columns: int, half: bool, tier: str = "int8"
+) -> tuple[Shard, Shard]:
     """One that decides plain rows at once, and one that takes every step."""
     weight = torch.from_numpy(random.standard_normal((size, columns)).astype(np.float32))
     weight = weight.bfloat16() if half else weight
-    ladder = Ladder({"int8": quantize(weight.float(), "int8")}, ((1, "int8"),))
+    ladder = Ladder({tier: quantize(weight.float(), tier)}, ((1, tier),))
     both = [Shard(weight, None, None, 1.0, size, ladder=ladder) for _ in range(2)]
     both[1]._plain._rows.clear()
     return both[0], both[1]
 
 
+@pytest.mark.parametrize("tier", ["int8", "int4"])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_candidates_and_certificates(
-    seed: int, half: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, half: bool, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks of few tokens aside."""
     monkeypatch.setattr(plain_steps, "SCREENED_BESIDE", 0)
     random = np.random.default_rng(seed)
     size = int(random.integers(PANEL, 3000))
-    at_once, in_steps = shards(random, size, int(random.integers(3, 150)), half)
+    at_once, in_steps = shards(random, size, int(random.integers(3, 150)), half, tier)
     try:
         for rows in (1, 2, 3, 4, 5, 8, 13, 33):
             pool.set_threads(int(random.integers(1, 4)))
@@ -64,12 +67,13 @@ def test_the_same_candidates_and_certificates(
         pool.set_threads(1)
 
 
+@pytest.mark.parametrize("tier", ["int8", "int4"])
 @pytest.mark.parametrize("seed", range(4))
-def test_masks_of_many_tokens_are_decided_at_once(seed: int) -> None:
+def test_masks_of_many_tokens_are_decided_at_once(seed: int, tier: str) -> None:
     """With every other processor, and more wanted than a mask leaves."""
     random = np.random.default_rng(seed)
     size = int(random.integers(PANEL, 3000))
-    at_once, in_steps = shards(random, size, 64, half=True)
+    at_once, in_steps = shards(random, size, 64, True, tier)
     for rows in (1, 3, 8):
         batch = random_needs(random, size, rows, kinds=KINDS, shares=SHARES)
         needs = []

@@ -48,7 +48,8 @@ def case(seed: int, rows: int, **kinds: Any) -> tuple[LlamaStack, Rows, AskedRow
     table = stack.embedding
     if table.dtype == np.uint16:
         table = (table.astype(np.uint32) << 16).view(np.float32)
-    tier = quantize(torch.from_numpy(3 * table), "int8")
+    wide = torch.from_numpy(3 * table)
+    tier = quantize(wide, "int4") if seed % 2 else quantize(wide, "int8")
     head = Rows.of(3 * table, tier, block_slack(tier.row_slack))
     searched = random.choice([GREEDY, GUMBEL, TOP_K, MIN_P], rows)
     hot = np.where(searched == GREEDY, 0.0, random.uniform(0.5, 2.0, rows).astype(np.float32))
@@ -169,7 +170,7 @@ def one_by_one(
 def check(taken: StepsTaken, said: list[list[int]], found: list[Certified], rows: int) -> None:
     steps = len(taken.tokens)
     assert taken.tokens == said[:steps]
-    for name in ("ids", "raw", "thresholds", "largest", "best", "members", "weighed"):
+    for name in ("ids", "raw", "thresholds", "largest", "best", "members", "weighed", "refined"):
         expected = [getattr(each, name) for each in found[:steps]]
         np.testing.assert_array_equal(getattr(taken.found, name), np.concatenate(expected))
     widths = np.concatenate([np.diff(each.offsets) for each in found[:steps]])

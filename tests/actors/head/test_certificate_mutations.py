@@ -216,22 +216,26 @@ def test_half_the_bound_of_a_tier_is_not_enough(
 
 
 @pytest.mark.slow
-def test_half_the_bound_of_a_tier_is_not_enough_at_once() -> None:
+@pytest.mark.parametrize(("kind", "columns"), [("int8", 48), ("int4", 128)])
+def test_half_the_bound_of_a_tier_is_not_enough_at_once(kind: str, columns: int) -> None:
     """The same where one call goes from hidden states to candidates. So few rows have hidden states
     of 16 bits."""
-    head = with_tiers("clustered", _clustered(480, 48, 40, 0.3), kinds=("int8",))
-    shard = head.shard("int8")
-    hidden = _aimed(head, "int8", (0.3, 1.5), 1000)
-    assert not _lost(head, shard, hidden, "int8", rows=4)
+    head = with_tiers("clustered", _clustered(480, columns, 40, 0.3), kinds=(kind,))
+    shard = head.shard(kind)
+    hidden = _aimed(head, kind, (0.3, 1.5), 1000)
+    assert not _lost(head, shard, hidden, kind, rows=4)
     [(name, honest)] = shard._plain._rows.items()
     shard._plain._rows[name] = honest._replace(
         row_slack=np.float32(0.5) * honest.row_slack,
         block_slack=np.float32(0.5) * honest.block_slack,
     )
-    _assert_noticed("int8 at once", _lost(head, shard, hidden, "int8", rows=4), len(hidden))
+    _assert_noticed(f"{kind} at once", _lost(head, shard, hidden, kind, rows=4), len(hidden))
 
 
-def test_half_the_bound_of_a_refinement_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_half_the_bound_of_a_refinement_is_not_enough(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Along what both planes of int4 lost of 128 almost equal rows, too many to rescore at once."""
     head = with_tiers("clustered", _clustered(2048, 64, 16, 0.001), kinds=("int4",))
     shard = head.shard("int4")
@@ -239,8 +243,14 @@ def test_half_the_bound_of_a_refinement_is_not_enough(monkeypatch: pytest.Monkey
     lengths = np.linalg.norm(loss, axis=1) / np.linalg.norm(head.wide[:1000], axis=1)
     blend = np.random.default_rng(9).uniform(0.3, 1.5, 1000)
     hidden = (loss + (blend * lengths)[:, None] * head.wide[:1000]).astype(np.float32)
+    honest = shard._plain._rows.pop("int4")
+    half = honest._replace(fine_row_slack=np.float32(0.5) * honest.fine_row_slack)
+    if at_once:
+        shard._plain._rows["int4"] = honest
     assert not _lost(head, shard, hidden, "int4")
     _halved("refine", monkeypatch)
+    if at_once:
+        shard._plain._rows["int4"] = half
     _assert_noticed("refinement", _lost(head, shard, hidden, "int4"), len(hidden))
 
 
