@@ -70,9 +70,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "free": ("lexshard, free text", {}),
 }
 NOTES = """\
-TTFT and TPOT: median over the requests of a run. In brackets: median of the ratios of neighbouring
-runs, above 1 where lexshard is better. generate: one left-padded batch that runs to its longest
-output; only wanted tokens count."""
+TTFT and TPOT: median over the requests of a run. Decoding: from when all requests have begun until
+the first ends, where there is such a time. In brackets: median of the ratios of neighbouring runs,
+above 1 where lexshard is better. generate: one left-padded batch that runs to its longest output;
+only wanted tokens count."""
 
 JobsOf = Callable[[int, int], tuple[Job, ...]]  # of a number of requests and a seed
 

@@ -3,9 +3,11 @@ shares of parts, and whether two engines write the same tokens."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
@@ -15,6 +17,7 @@ AGREEMENT = Measure("equal tokens", "%", higher_is_better=True)
 THROUGHPUT = Measure("throughput", "tokens/s", higher_is_better=True)
 TIME_TO_FIRST_TOKEN = Measure("TTFT", "ms", higher_is_better=False)
 TIME_PER_OUTPUT_TOKEN = Measure("TPOT", "ms", higher_is_better=False)
+DECODING = Measure("decoding", "tokens/s", higher_is_better=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,15 @@ class EngineRun:
             (times[-1] - times[0]) / (len(times) - 1) for times in self.token_seconds
         )
 
+    @property
+    def decoding(self) -> float:
+        """Tokens per second from when all requests have begun until the first ends: no prompt is
+        computed then. NaN where there is no such time."""
+        begun = max(times[0] for times in self.token_seconds)
+        ended = min(times[-1] for times in self.token_seconds)
+        count = sum(begun < time <= ended for times in self.token_seconds for time in times)
+        return count / (ended - begun) if ended > begun else math.nan
+
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> EngineRun:
         return cls(
@@ -61,6 +73,7 @@ MEASURES: tuple[tuple[Measure, Callable[[EngineRun], float]], ...] = (
     (THROUGHPUT, lambda run: run.throughput),
     (TIME_TO_FIRST_TOKEN, lambda run: run.time_to_first_token),
     (TIME_PER_OUTPUT_TOKEN, lambda run: run.time_per_output_token),
+    (DECODING, lambda run: run.decoding),
 )
 
 
@@ -93,7 +106,8 @@ def add_measures(
     """
     for measured, value in MEASURES:
         raw = {name: [_median(value, each) for each in turns] for name, turns in groups.items()}
-        report.add(labels, measured, raw, ours="lexshard")
+        if not any(map(math.isnan, chain.from_iterable(raw.values()))):
+            report.add(labels, measured, raw, ours="lexshard")
     for part in groups["lexshard"][0][0].shares:
         shares = {
             name: [_median(lambda run, of=part: 100 * run.shares[of], each) for each in turns]  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -26,6 +27,9 @@ from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, 
 from lexshard.loadtest.bench.synthetic.jobs import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
 from tests.support.tiny_models import save_tiny
+
+
+MEASURED = ("throughput", "TTFT", "TPOT", "decoding")
 
 
 class WordTokenizer:
@@ -58,6 +62,15 @@ class StubRunner:
 
 def test_tokens_after_a_first_difference_are_not_compared() -> None:
     assert compare([(1, 2, 3), (4, 5, 6)], [(1, 2, 3), (4, 9, 6)]) == (4, 6, 1)
+
+
+def test_decoding_is_what_comes_while_all_requests_draw() -> None:
+    times = ((1.0, 2.0, 3.0, 4.0), (2.5, 3.0, 3.5))
+    run = EngineRun(4.0, ((0,) * 4, (0,) * 3), times)
+    assert run.decoding == 3.0  # in the second from 2.5 on
+    alone = replace(run, token_seconds=(times[0],))
+    assert alone.decoding == 1e3 / alone.time_per_output_token
+    assert math.isnan(replace(run, token_seconds=((1.0, 2.0), (2.5, 3.0))).decoding)
 
 
 # -- workload -------------------------------------------------------------------------------------
@@ -149,7 +162,7 @@ def test_a_run_prints_what_it_measured_and_what_it_did_not(
     assert ratios[1, "TTFT"] == pytest.approx(4)
     measured = {(each["name"], each["case"]["measure"]) for each in written["results"]}
     assert measured == {
-        *((name, m) for name in ("lexshard", "generate") for m in ("throughput", "TTFT", "TPOT")),
+        *((name, measure) for name in ("lexshard", "generate") for measure in MEASURED),
         ("lexshard", "head share"),
         ("generate", "equal tokens"),
     }
@@ -208,7 +221,7 @@ def test_a_peer_in_its_own_process_is_paired_with_ours_in_one(
         for each in written["ratios"]
         if each["against"] == "vllm" and each["case"]["setting"] == "process pairs"
     }
-    assert ratios == pytest.approx({"throughput": 3, "TTFT": 3, "TPOT": 3})
+    assert ratios == pytest.approx(dict.fromkeys(MEASURED, 3))
 
 
 # -- real models ----------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lexshard.loadtest.bench.engine_runs import DECODING
 from lexshard.loadtest.bench.peers.own_engine import EngineRunner
 from lexshard.loadtest.bench.record import CaseLabels, Measure, Report
 from lexshard.loadtest.bench.synthetic.jobs import Job
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 48
 PROMPTS = Measure("prompts", "tokens/s", higher_is_better=True)
-DECODING = Measure("decoding", "tokens/s", higher_is_better=True)
 
 
 @dataclass(frozen=True, slots=True)
