@@ -28,7 +28,6 @@ from lexshard.loadtest.bench.synthetic.jobs import OUTPUT_TOKENS, PROMPT_TOKENS,
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
 from tests.support.tiny_models import save_tiny
 
-
 MEASURED = ("throughput", "TTFT", "TPOT", "decoding")
 
 
