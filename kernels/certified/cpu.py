@@ -161,24 +161,31 @@ def _screen(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
+def widest(offsets):  # type: ignore[no-untyped-def]
+    """The most candidates of a row."""
+    most = 0
+    for row in range(offsets.size - 1):
+        most = max(most, offsets[row + 1] - offsets[row])
+    return most
+
+
+@njit(nogil=True, cache=True)
 def _narrowed(  # type: ignore[no-untyped-def]
     team, size, planes, fine_row_slack, scale, products, quantized, slack, found, search
 ):
     """What is left of ids and offsets when both planes of an int4 tier have bettered the estimates
     of rows that have many, and of how many tokens of each row they have."""
     ids, offsets = found
-    count, most = offsets.size - 1, 0
-    refined = np.zeros(count, np.int64)
-    for row in range(count):
-        most = max(most, offsets[row + 1] - offsets[row])
-    if fine_row_slack.size == 0 or most <= WORTH_REFINING:
+    refined = np.zeros(offsets.size - 1, np.int64)
+    if fine_row_slack.size == 0 or widest(offsets) <= WORTH_REFINING:
         return ids, offsets, refined
-    for row in range(count):
+    for row in range(refined.size):
         refined[row] = offsets[row + 1] - offsets[row]
     values, every = np.empty(ids.size, np.float32), np.empty(0, np.int32)
     arguments = (planes, scale, products, *quantized, ids, offsets, values)
     run(team, size, _refine_part, arguments)
     by_block = every.size == 0
+    # No block of a list is looked at: any slack of blocks will do.
     better = (values, fine_row_slack, slack, fine_row_slack, every, by_block)
     ids, offsets = narrow(*better, ids, offsets, *search)
     return ids, offsets, refined

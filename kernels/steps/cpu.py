@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from lexshard.kernels.attention.layout import BLOCK_SIZE
-from lexshard.kernels.certified.cpu import certified_candidates
+from lexshard.kernels.certified.cpu import certified_candidates, widest
 from lexshard.kernels.decision.packed import decide_packed_rows
 from lexshard.kernels.draft.cpu import embed
 from lexshard.kernels.llama.cpu import forward
@@ -34,15 +34,6 @@ def _ask(typing_context: Any, answering: Any, question: Any) -> Any:
         return builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
 
     return types.int64(types.int64, types.int64), code_generator
-
-
-@njit(nogil=True, cache=True)
-def _widest(offsets):  # type: ignore[no-untyped-def]
-    """The most candidates of a row."""
-    most = 0
-    for row in range(offsets.size - 1):
-        most = max(most, offsets[row + 1] - offsets[row])
-    return most
 
 
 @njit(nogil=True, cache=True)
@@ -251,7 +242,7 @@ def take_steps(  # type: ignore[no-untyped-def]
             found
         )
         begin, first = taken * count, offsets[taken * count]
-        if not known or _widest(own_offsets) > most or first + own.size > room:
+        if not known or widest(own_offsets) > most or first + own.size > room:
             break
         left = FOUND
         decision = (penalties, limits, counts, noise, penalty_tables)

@@ -248,9 +248,10 @@ def test_half_the_bound_of_a_refinement_is_not_enough(
     if at_once:
         shard._plain._rows["int4"] = honest
     assert not _lost(head, shard, hidden, "int4")
-    _halved("refine", monkeypatch)
     if at_once:
         shard._plain._rows["int4"] = half
+    else:
+        _halved("refine", monkeypatch)
     _assert_noticed("refinement", _lost(head, shard, hidden, "int4"), len(hidden))
 
 
