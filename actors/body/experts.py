@@ -28,12 +28,12 @@ class PackedExperts(nn.Module):
     The original stays for its activation, without its weights.
     """
 
-    def __init__(self, experts: Any, arithmetic: Arithmetic) -> None:
+    def __init__(self, experts: Any, arithmetic: Arithmetic, compact: bool) -> None:
         super().__init__()
         self.original = experts
         inner = "gate_up_proj" if experts.has_gate else "up_proj"
-        self._inner, self._inner_bias = _take_stack(experts, inner, arithmetic)
-        self._outer, self._outer_bias = _take_stack(experts, "down_proj", arithmetic)
+        self._inner, self._inner_bias = _take_stack(experts, inner, arithmetic, compact)
+        self._outer, self._outer_bias = _take_stack(experts, "down_proj", arithmetic, compact)
 
     def _activate(self, inner: torch.Tensor) -> torch.Tensor:
         original = self.original
@@ -65,12 +65,12 @@ class PackedExperts(nn.Module):
 
 
 def _take_stack(
-    experts: Any, name: str, arithmetic: Arithmetic
+    experts: Any, name: str, arithmetic: Arithmetic, compact: bool
 ) -> tuple[list[PackedWeight], torch.Tensor | None]:
     """Packed weights and biases of every expert; the stack itself is given up."""
     stack = getattr(experts, name).detach()
     packed = [
-        pack(weight.T if experts.is_transposed else weight, arithmetic=arithmetic)
+        pack(weight.T if experts.is_transposed else weight, arithmetic=arithmetic, compact=compact)
         for weight in stack
     ]
     setattr(experts, name, None)  # frees it

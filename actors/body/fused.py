@@ -20,7 +20,8 @@ from lexshard.actors.body.families import FAMILIES, GEMMA, norms_of
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
-from lexshard.kernels.linear import Arithmetic, fits_bfloat16, pack
+from lexshard.kernels.linear import Arithmetic, arithmetic_of, fits_bfloat16, pack
+from lexshard.kernels.linear.compact import compacted, should_be_compact, stacked
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.llama import GELU, SILU, LlamaShape, LlamaStack, LlamaWeights
 from lexshard.kernels.quantize.layout import aligned
@@ -172,24 +173,34 @@ class FusedPlan:
 class _Stacks:
     """Weights of all layers, one layer after the other along the first axis."""
 
-    def __init__(self, layers: int, arithmetic: Arithmetic, tensor: Tensors) -> None:
-        self._layers = range(layers)
-        self._arithmetic = arithmetic
+    def __init__(self, plan: FusedPlan, tensor: Tensors) -> None:
+        self._layers = range(plan.shape.layers)
+        self._arithmetic = plan.arithmetic
+        rounds = plan.arithmetic == "bfloat16"
+        self._compact = rounds and should_be_compact(plan.shape.product_bytes)
         self._tensor = tensor
 
     def packed(self, *names: str) -> np.ndarray[Any, Any]:
         """Those of ``names`` below each other, as `kernels.linear.pack` packs them: in bfloat16
-        where that is exact in every layer."""
+        where that is exact in every layer, and compact where that is faster."""
         half = all(fits_bfloat16(_there(each, self._tensor)) for each in self._every(names))
+        if half and self._compact and (compact := stacked(self._compacted(names))) is not None:
+            return compact
         out: np.ndarray[Any, Any] | None = None
         for layer in self._layers:
-            whole = torch.cat(self._in_layer(layer, names))
-            panels = pack(whole, half=half, arithmetic=self._arithmetic).panels
+            panels = self._panels(layer, names, half)
             if out is None:
                 out = aligned((len(self._layers), *panels.shape), panels.dtype)
             out[layer] = panels
         assert out is not None, "a model has layers"
         return out
+
+    def _panels(self, layer: int, names: tuple[str, ...], half: bool) -> np.ndarray[Any, Any]:
+        whole = torch.cat(self._in_layer(layer, names))
+        return pack(whole, half=half, arithmetic=self._arithmetic).panels
+
+    def _compacted(self, names: tuple[str, ...]) -> Iterator[np.ndarray[Any, Any] | None]:
+        return (compacted(self._panels(layer, names, True)) for layer in self._layers)
 
     def norm(self, name: str, added: float) -> np.ndarray[Any, Any]:
         """Those of ``name``, with ``added``; of size 0 where the family has none."""
@@ -236,7 +247,9 @@ class FusedBody:
         self._shape = shape
         self._weights = weights
         self._embedding = embedding
-        self._cache_dtype = kept_on_cpu(shape.head_dim, rounds=weights.qkv.dtype == np.uint32)
+        self._cache_dtype = kept_on_cpu(
+            shape.head_dim, rounds=arithmetic_of(weights.qkv) == "bfloat16"
+        )
         self._key_cache: np.ndarray[Any, Any] | None = None
         self._value_cache: np.ndarray[Any, Any] | None = None
         self.batch_invariant = True
@@ -255,7 +268,7 @@ class FusedBody:
         Raises KeyError for a weight that there must be and is not.
         """
         shape = plan.shape
-        stacks = _Stacks(shape.layers, plan.arithmetic, tensor)
+        stacks = _Stacks(plan, tensor)
         attention, mlp = "self_attn.{}_proj", "mlp.{}_proj"
         projections = [attention.format(name) for name in "qkv"]
         norms = norms_of(plan.family)

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lexshard.kernels.linear.tile import PANEL, put_sums, rows_from, sums_of_products
+from lexshard.kernels.linear.tile import PANEL, PlainPanels, put_sums, rows_from, sums_of_products
 
 _INDEX = ir.IntType(64)
 
@@ -60,15 +60,9 @@ def score_tile(  # type: ignore[no-untyped-def]
             start, depth, width = _start(builder, keys_, block, head_value)
             starts.append(start)
             ahead.append(_start(builder, values_, block, head_value)[0])
-        sums = sums_of_products(
-            builder,
-            (queries.dtype, keys.dtype),
-            rows_from(builder, queries_, query_value, _INDEX(0), count),
-            starts,
-            depth,
-            width,
-            ahead,
-        )
+        rows = rows_from(builder, queries_, query_value, _INDEX(0), count)
+        panels = PlainPanels(builder, keys.dtype, starts, width, ahead)
+        sums = sums_of_products(builder, queries.dtype, rows, panels, depth)
         there = rows_from(builder, out_, row_value, column_value, count)
         put_sums(builder, sums, there, add=False)
         return context.get_dummy_value()
@@ -113,14 +107,9 @@ def value_tile(  # type: ignore[no-untyped-def]
         ]
         if widened:
             column_value = builder.shl(column_value, _INDEX(1))
-        sums = sums_of_products(
-            builder,
-            (weights.dtype, values.dtype),
-            rows_from(builder, weights_, row_value, column_value, height),
-            starts,
-            count_value,
-            width,
-        )
+        rows = rows_from(builder, weights_, row_value, column_value, height)
+        panels = PlainPanels(builder, values.dtype, starts, width)
+        sums = sums_of_products(builder, weights.dtype, rows, panels, count_value)
         put_sums(builder, sums, rows_from(builder, out_, row_value, place, height), add=True)
         return context.get_dummy_value()
 

@@ -19,6 +19,7 @@ import torch
 
 from lexshard.kernels import pool
 from lexshard.kernels.linear import reference
+from lexshard.kernels.linear.compact import compacted, expanded
 from lexshard.kernels.linear.matrix import PAIRS
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.quantize.layout import aligned
@@ -38,7 +39,8 @@ class PackedWeight:
     ``panels [ceil(outputs / 16), depth, 16]`` is uint16 (bfloat16 bits) where every weight is
     exactly a bfloat16, else float32; or, where activations are rounded, too, ``[..., pairs,
     16]`` uint32: the weights of two neighbouring columns, the second in the upper half, and of a
-    multiple of `PAIRS` of them. What is missing of the last panel or pair is zero. Panels begin
+    multiple of `PAIRS` of them; or, uint8, those in three quarters of their bytes
+    (`kernels.linear.compact`). What is missing of the last panel or pair is zero. Panels begin
     with a line of memory: half of the reads of a vector would be two otherwise.
     """
 
@@ -48,11 +50,16 @@ class PackedWeight:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return "bfloat16" if self.panels.dtype == np.uint32 else "float32"
+        return arithmetic_of(self.panels)
 
     @property
     def padded_outputs(self) -> int:
         return self.panels.shape[0] * PANEL
+
+
+def arithmetic_of(panels: npt.NDArray[Any]) -> Arithmetic:
+    """What is rounded before it is multiplied with these panels."""
+    return "bfloat16" if panels.dtype in (np.uint32, np.uint8) else "float32"
 
 
 def fits_bfloat16(weight: torch.Tensor) -> bool:
@@ -71,13 +78,18 @@ def row_slices(weight: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def pack(
-    weight: torch.Tensor, *, half: bool | None = None, arithmetic: Arithmetic = "float32"
+    weight: torch.Tensor,
+    *,
+    half: bool | None = None,
+    arithmetic: Arithmetic = "float32",
+    compact: bool = False,
 ) -> PackedWeight:
     """Pack ``weight [N, K]``; ``half`` forces the storage (None: bfloat16 where it is exact).
 
     With ``arithmetic`` bfloat16 a weight that is stored so is multiplied with activations that are
-    rounded to it, and those of its values that are below its normal numbers are zero. Raises
-    ValueError where ``half`` is asked for and would lose bits.
+    rounded to it, and those of its values that are below its normal numbers are zero; ``compact``
+    stores it in fewer bytes where that can be. Raises ValueError where ``half`` is asked for and
+    would lose bits.
     """
     outputs, depth = weight.shape
     exact = fits_bfloat16(weight)
@@ -95,6 +107,8 @@ def pack(
     panels[:whole] = values[: whole * PANEL].reshape(whole, PANEL, columns).transpose(0, 2, 1)
     if rest:
         panels[whole, :, :rest] = values[whole * PANEL :].T
+    if panels.dtype == np.uint32 and half and compact:
+        panels = smaller if (smaller := compacted(panels)) is not None else panels
     return PackedWeight(panels if half else panels.view(np.float32), outputs, depth)
 
 
@@ -116,6 +130,8 @@ def _pairs(values: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
 def unpack(packed: PackedWeight) -> torch.Tensor:
     """The weight ``[N, K]`` in float32, bit for bit."""
     panels = packed.panels
+    if panels.dtype == np.uint8:
+        panels = expanded(panels, -(-packed.depth // (2 * PAIRS)) * PAIRS)
     bits = panels.astype(np.uint32) << 16 if panels.dtype == np.uint16 else panels.view(np.uint32)
     if packed.arithmetic == "bfloat16":
         halves = np.stack([bits << 16, bits & 0xFFFF0000], axis=2)  # [P, K / 2, 2, 16]

@@ -24,7 +24,7 @@ from numba.extending import overload
 from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.matrix import multiply_in_vectors, multiply_matrices
 from lexshard.kernels.linear.operand import operand
-from lexshard.kernels.linear.tile import PANEL, tile
+from lexshard.kernels.linear.tile import tile
 from lexshard.kernels.processor import (
     has_feature,
     multiplies_matrices,
@@ -43,6 +43,7 @@ FAR_BYTES = 2**20  # of a product of a model that caches do not hold
 # Following panels of more bytes are not asked for as a whole, which the cache of a core would not
 # hold, but so many bytes ahead.
 MOST_FETCHED, AHEAD = 2**18, 4096
+COMPACT_AHEAD = 8192  # of panels that are one stream
 
 # A literal 0 in a call would compile what is called, and every tile below, once more.
 _ZERO = np.int64(0)
@@ -52,11 +53,17 @@ _ZERO = np.int64(0)
 def _ahead(weight: npt.NDArray[Any], panels: int, number: int) -> int:
     """How many weights behind its own first a tile of so many ``panels`` asks for; those that
     multiply the same panels have numbers, and each asks for another one, while there are any."""
-    panel = weight.shape[1] * PANEL
+    panel = weight.shape[1] * weight.shape[2]
     following = panels * panel
-    if following * weight.itemsize > MOST_FETCHED:
+    if weight.itemsize > 1 and following * weight.itemsize > MOST_FETCHED:
         following = AHEAD // weight.itemsize
     return following + number * panel if number < panels else 0
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _ahead_of_few(weight: npt.NDArray[Any], panels: int) -> int:
+    """The same of a tile that is the only one that multiplies its panels."""
+    return COMPACT_AHEAD if weight.itemsize == 1 else _ahead(weight, panels, 0)
 
 
 class Tiling(NamedTuple):
@@ -83,6 +90,7 @@ if WIDE and processor_name() == "znver4":
     # Its sums come so late that one panel of eight rows is too few of them, and weights of 16 bits
     # keep it busy widening them: then memory needs no help.
     FAR_HALVES, FAR_WORDS = NEAR, Tiling(4, 4, 1, 2, 2, 8, 3)
+COMPACT = Tiling(2, 2, 2, 2, 2, 8, 1)  # panels share their lines by twos
 NARROW = Tiling(1, 1, 1, 1, 1, 6, _NEVER)
 
 
@@ -122,7 +130,7 @@ def _rows_of(
                     start += size
                 panel += more
         elif count > FEW_ROWS:
-            ahead = _ahead(weight, alone, 0)
+            ahead = _ahead_of_few(weight, alone)
             while panel + alone <= last:
                 if count == most:
                     tile(most, alone, of_alone, add, x, row, weight, panel, ahead, out)
@@ -134,7 +142,7 @@ def _rows_of(
                     tile(fourth, alone, of_alone, add, x, row, weight, panel, ahead, out)
                 panel += alone
         elif count > 2:
-            ahead = _ahead(weight, few, 0)
+            ahead = _ahead_of_few(weight, few)
             while panel + few <= last:
                 if count == 4:
                     tile(4, few, of_few, add, x, row, weight, panel, ahead, out)
@@ -142,12 +150,12 @@ def _rows_of(
                     tile(3, few, of_few, add, x, row, weight, panel, ahead, out)
                 panel += few
         elif count == 2:
-            ahead = _ahead(weight, two, 0)
+            ahead = _ahead_of_few(weight, two)
             while panel + two <= last:
                 tile(2, two, of_two, add, x, row, weight, panel, ahead, out)
                 panel += two
         else:
-            ahead = _ahead(weight, one, 0)
+            ahead = _ahead_of_few(weight, one)
             while panel + one <= last:
                 tile(1, one, of_one, add, x, row, weight, panel, ahead, out)
                 panel += one
@@ -159,6 +167,7 @@ def _rows_of(
 
 _near_rows, _narrow_rows = _rows_of(*NEAR), _rows_of(*NARROW)
 _far_words, _far_halves = _rows_of(*FAR_WORDS), _rows_of(*FAR_HALVES)
+_compact_rows = _rows_of(*COMPACT)
 
 
 def _far_rows(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
@@ -199,6 +208,26 @@ def _multiply_tiles(
             _narrow_rows(x, start, stop, weight, panel, last, out, add)
 
 
+@njit(nogil=True, cache=True)
+def _multiply_compact(
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    out: npt.NDArray[Any],
+    add: bool,
+    first: int,
+    last: int,
+) -> None:
+    """Two panels at a time, those that share their lines."""
+    rows = x.shape[0]
+    for start in range(0, rows, ROW_BLOCK):
+        stop, panel = min(start + ROW_BLOCK, rows), first
+        if panel % 2 == 1 and panel < last:
+            panel = _narrow_rows(x, start, stop, weight, panel, panel + 1, out, add)
+        panel = _compact_rows(x, start, stop, weight, panel, last, out, add)
+        if panel < last:
+            _narrow_rows(x, start, stop, weight, panel, last, out, add)
+
+
 def _products(x, weight, out, add, first, last):  # type: ignore[no-untyped-def]
     raise NotImplementedError("only compiled functions call this")
 
@@ -214,6 +243,11 @@ def _products_of(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any)
     def in_vectors(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
         multiply_in_vectors(x, weight, out, add, first, last)
 
+    def of_compact(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
+        _multiply_compact(x, weight, out, add, first, last)
+
+    if weight.dtype == types.uint8:
+        return of_compact
     if weight.dtype != types.uint32 or not sums_as_matrices():
         return by_tiles
     return by_matrices if multiplies_matrices() else in_vectors

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import njit, types
 from numba.extending import overload
 
+from lexshard.kernels.linear.matrix import PAIRS
 from lexshard.kernels.linear.tile import MULTIPLIES_PAIRS
 
 _HALF = np.uint32(16)
@@ -74,10 +75,16 @@ def paired_rows(x: npt.NDArray[Any], pairs: int) -> npt.NDArray[Any]:
     return out
 
 
+@njit(nogil=True, cache=True)
+def _pairs_of(columns: int) -> int:
+    """The words of a compact weight of so many columns, which does not tell them."""
+    return (columns + 2 * PAIRS - 1) // (2 * PAIRS) * PAIRS
+
+
 def operand(x: npt.NDArray[Any], weight: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
     """What tiles take for ``x [T, K] float32``, by the type of ``weight``: ``x``, or where that has
-    words of two bfloat16 each, ``x`` rounded for as many ``columns`` of them. For compiled
-    functions."""
+    words of two bfloat16 each, ``x`` rounded for as many ``columns`` of them, or, where it is
+    compact, for as many as it has. For compiled functions."""
     raise NotImplementedError("only compiled functions call this")
 
 
@@ -92,6 +99,14 @@ def _operand(x: Any, weight: Any, columns: Any) -> Any:
     def paired(x: Any, weight: Any, columns: Any) -> Any:
         return paired_rows(x, columns)
 
+    def rounded_as_compact(x: Any, weight: Any, columns: Any) -> Any:
+        return rounded_rows(x, _pairs_of(x.shape[1]))
+
+    def paired_as_compact(x: Any, weight: Any, columns: Any) -> Any:
+        return paired_rows(x, _pairs_of(x.shape[1]))
+
+    if weight.dtype == types.uint8:
+        return paired_as_compact if MULTIPLIES_PAIRS else rounded_as_compact
     if weight.dtype != types.uint32:
         return as_it_is
     return paired if MULTIPLIES_PAIRS else rounded

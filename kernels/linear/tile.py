@@ -19,6 +19,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lexshard.kernels.linear.compact import WORDS_OF_UNIT
+from lexshard.kernels.linear.compact_panels import CompactPanels
 from lexshard.kernels.prefetch import request
 from lexshard.kernels.processor import has_feature
 
@@ -47,6 +49,7 @@ class _BFloat16(ir.Type):
         return hash(_BFloat16)
 
 
+_PAIRED = (types.uint32, types.uint8)  # weights that are words of two
 _PAIRS_VECTOR = ir.VectorType(_BFloat16(), 2 * PANEL)
 
 
@@ -62,24 +65,58 @@ def _load(builder: Any, address: Any, kind: Any, align: int) -> Any:
     return builder.load(builder.bitcast(address, kind.as_pointer()), align=align)
 
 
-def _weights_at(builder: Any, address: Any, kind: Any, multiplies_pairs: bool) -> list[Any]:
-    """Of sixteen outputs the weights of a column, or of a pair of columns in the order in which
-    they are added. bfloat16 is the upper half of a float32, so a shift widens it."""
-    if kind == types.float32:
-        return [_load(builder, address, _VECTOR, 4)]
-    half = ir.Constant(_WORD_VECTOR, [16] * PANEL)
-    if kind == types.uint16:
-        words = builder.zext(_load(builder, address, _HALF_VECTOR, 2), _WORD_VECTOR)
-        return [builder.bitcast(builder.shl(words, half), _VECTOR)]
-    words = _load(builder, address, _WORD_VECTOR, 4)
+def _factors_of(builder: Any, words: Any, multiplies_pairs: bool) -> list[Any]:
+    """Of words of two bfloat16 what is multiplied, in the order in which it is added. bfloat16 is
+    the upper half of a float32, so a shift widens it."""
     if multiplies_pairs:
         return [builder.bitcast(words, _PAIRS_VECTOR)]
+    half = ir.Constant(_WORD_VECTOR, [16] * PANEL)
     second = builder.and_(words, ir.Constant(_WORD_VECTOR, [0xFFFF0000] * PANEL))
     return [builder.bitcast(each, _VECTOR) for each in (second, builder.shl(words, half))]
 
 
+class PlainPanels:
+    """Emits the loads of panels side by side, column after column, as `CompactPanels` does.
+
+    ``panels`` and ``ahead`` point to the first weights of a column, of which the next column is
+    ``step`` weights further. What ``ahead`` points to is asked of memory, the line of each column.
+    """
+
+    columns_at_once = 1
+
+    def __init__(
+        self, builder: Any, kind: Any, panels: Sequence[Any], step: Any, ahead: Sequence[Any] = ()
+    ) -> None:
+        self.count, self.kind = len(panels), kind
+        self._builder, self._panels, self._step, self._ahead = builder, panels, step, ahead
+
+    def begin(self) -> None:
+        """At the head of the loop."""
+
+    def read(self, column: Any) -> list[list[Any]]:
+        """Of every panel the weights of a column, in a vector."""
+        builder = self._builder
+        place = builder.mul(column, self._step)
+        for each in self._ahead:
+            line = builder.gep(each, [place])
+            request(builder, builder.bitcast(line, ir.IntType(8).as_pointer()))
+        return [[self._weights(builder.gep(each, [place]))] for each in self._panels]
+
+    def end(self) -> None:
+        """At the end of the loop."""
+
+    def _weights(self, address: Any) -> Any:
+        builder = self._builder
+        if self.kind == types.float32:
+            return _load(builder, address, _VECTOR, 4)
+        if self.kind == types.uint32:
+            return _load(builder, address, _WORD_VECTOR, 4)
+        words = builder.zext(_load(builder, address, _HALF_VECTOR, 2), _WORD_VECTOR)
+        return builder.bitcast(builder.shl(words, ir.Constant(_WORD_VECTOR, [16] * PANEL)), _VECTOR)
+
+
 def _values_at(builder: Any, row: Any, column: Any, kind: Any, paired: bool) -> list[Any]:
-    """What a row has for each of `_weights_at`, in every lane."""
+    """What a row has for each of `_factors_of` a column, in every lane."""
     if kind == types.uint32:
         word = _splat(builder, builder.load(builder.gep(row, [column])))
         return [builder.bitcast(word, _PAIRS_VECTOR)]
@@ -91,23 +128,14 @@ def _values_at(builder: Any, row: Any, column: Any, kind: Any, paired: bool) -> 
 
 
 def sums_of_products(
-    builder: Any,
-    kinds: tuple[Any, Any],
-    rows: Sequence[Any],
-    panels: Sequence[Any],
-    depth: Any,
-    step: Any,
-    ahead: Sequence[Any] = (),
+    builder: Any, x_kind: Any, rows: Sequence[Any], panels: PlainPanels | CompactPanels, depth: Any
 ) -> list[Any]:
-    """Emit the loop over ``depth`` columns, or pairs of them: the sums of every row with every
-    panel, panels of a row side by side.
+    """Emit the loop over ``depth`` columns, pairs of them, or as many as panels read at once: the
+    sums of every row with every panel, panels of a row side by side.
 
-    ``kinds`` are numba's types of the values and of the weights; ``rows``, ``panels`` and ``ahead``
-    point to the first of them, of which the next column is ``step`` weights further. What ``ahead``
-    points to is asked of memory, the line of each column.
+    ``x_kind`` is numba's type of the values that ``rows`` point to.
     """
-    x_kind, weight_kind = kinds
-    paired, multiplies_pairs = weight_kind == types.uint32, x_kind == types.uint32
+    paired, multiplies_pairs = panels.kind in _PAIRED, x_kind == types.uint32
     name, factor = f"llvm.fma.v{PANEL}f32", _VECTOR
     if multiplies_pairs:
         name, factor = "llvm.x86.avx512bf16.dpbf16ps.512", _PAIRS_VECTOR
@@ -127,28 +155,29 @@ def sums_of_products(
     builder.position_at_end(loop)
     column = builder.phi(index)
     column.add_incoming(index(0), before)
-    sums = [builder.phi(_VECTOR) for _ in range(len(rows) * len(panels))]
+    sums = [builder.phi(_VECTOR) for _ in range(len(rows) * panels.count)]
     for accumulator in sums:
         accumulator.add_incoming(ir.Constant(_VECTOR, [0.0] * PANEL), before)
-    place = builder.mul(column, step)
-    for each in ahead:
-        line = builder.gep(each, [place])
-        request(builder, builder.bitcast(line, ir.IntType(8).as_pointer()))
-    vectors = [
-        _weights_at(builder, builder.gep(panel, [place]), weight_kind, multiplies_pairs)
-        for panel in panels
-    ]
-    updated = []
-    for number, row in enumerate(rows):
-        values = _values_at(builder, row, column, x_kind, paired)
-        for total, weights_of_panel in zip(sums[number * len(panels) :], vectors, strict=False):
-            for value, weights in zip(values, weights_of_panel, strict=True):
-                total = multiply_add(value, weights, total)
-            updated.append(total)
+    panels.begin()
+    read = panels.read(column)
+    first = builder.mul(column, index(panels.columns_at_once))
+    updated = list(sums)
+    for each in range(panels.columns_at_once):
+        own = builder.add(first, index(each))
+        factors = [
+            _factors_of(builder, one[each], multiplies_pairs) if paired else [one[each]]
+            for one in read
+        ]
+        for number, row in enumerate(rows):
+            values = _values_at(builder, row, own, x_kind, paired)
+            for place, of_panel in enumerate(factors, number * panels.count):
+                for value, weights in zip(values, of_panel, strict=True):
+                    updated[place] = multiply_add(value, weights, updated[place])
     following = builder.add(column, index(1))
-    column.add_incoming(following, loop)
+    column.add_incoming(following, builder.block)
     for accumulator, value in zip(sums, updated, strict=True):
-        accumulator.add_incoming(value, loop)
+        accumulator.add_incoming(value, builder.block)
+    panels.end()
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
     builder.position_at_end(done)
     return updated
@@ -196,7 +225,8 @@ def tile(
     stride along its rows, ``out [T, >= P * 16] float32`` is C-contiguous. ``weight`` is packed
     panels ``[P, K, 16]`` of float32 or uint16 (bfloat16 bits), C-contiguous. Or it holds uint32,
     pairs of bfloat16 of neighbouring columns ``[P, K / 2, 16]``: then the values of ``x`` are
-    bfloat16, too, as float32 or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``.
+    bfloat16, too, as float32 or (where `MULTIPLIES_PAIRS`) as such pairs ``[T, K / 2] uint32``. Or
+    it is such panels as `kernels.linear.compact` has them, uint8 ``[P, lines, 64]``.
     """
     row_count, panel_count = rows.literal_value, panels.literal_value
 
@@ -205,24 +235,31 @@ def tile(
         x_array = context.make_array(x)(context, builder, x_value)
         weight_array = context.make_array(weight)(context, builder, weight_value)
         out_array = context.make_array(out)(context, builder, out_value)
-        depth = cgutils.unpack_tuple(builder, weight_array.shape)[1]
+        _, depth, line = cgutils.unpack_tuple(builder, weight_array.shape)
         index = depth.type
-        panel_size = builder.mul(depth, index(PANEL))
-        start = builder.gep(weight_array.data, [builder.mul(panel_size, panel)])
+        panel_size = builder.mul(depth, line)
+        own: PlainPanels | CompactPanels
+        if weight.dtype == types.uint8:
+            which = builder.and_(panel, index(1))
+            both = builder.mul(panel_size, builder.sub(panel, which))
+            columns = cgutils.unpack_tuple(builder, x_array.shape)[1]
+            words = WORDS_OF_UNIT * (1 if x.dtype == types.uint32 else 2)
+            depth = builder.udiv(columns, index(words))
+            pair = builder.gep(weight_array.data, [both])
+            asked = fetched.literal_value
+            own = CompactPanels(builder, pair, which, panel_count, depth, ahead_value, asked)
+        else:
+            start = builder.gep(weight_array.data, [builder.mul(panel_size, panel)])
 
-        def panels_from(pointer: Any, count: int) -> list[Any]:
-            places = [builder.mul(panel_size, index(each)) for each in range(count)]
-            return [builder.gep(pointer, [place]) for place in places]
+            def panels_from(pointer: Any, count: int) -> list[Any]:
+                places = [builder.mul(panel_size, index(each)) for each in range(count)]
+                return [builder.gep(pointer, [place]) for place in places]
 
-        sums = sums_of_products(
-            builder,
-            (x.dtype, weight.dtype),
-            rows_from(builder, x_array, row, index(0), row_count),
-            panels_from(start, panel_count),
-            depth,
-            index(PANEL),
-            panels_from(builder.gep(start, [ahead_value]), fetched.literal_value),
-        )
+            ahead_ = panels_from(builder.gep(start, [ahead_value]), fetched.literal_value)
+            near = panels_from(start, panel_count)
+            own = PlainPanels(builder, weight.dtype, near, index(PANEL), ahead_)
+        rows_ = rows_from(builder, x_array, row, index(0), row_count)
+        sums = sums_of_products(builder, x.dtype, rows_, own, depth)
         first = builder.mul(panel, index(PANEL))
         there = rows_from(builder, out_array, row, first, row_count)
         with builder.if_else(add_value) as (added, stored):

@@ -39,6 +39,12 @@ class LlamaShape(NamedTuple):
         """From the number of heads to the activation: what `kernels.llama.cpu.forward` takes."""
         return self[3:10]
 
+    @property
+    def product_bytes(self) -> int:
+        """Of what a token is multiplied with, in bfloat16."""
+        per_head = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return 2 * self.layers * self.hidden * (per_head + 3 * self.intermediate)
+
 
 class LlamaWeights(NamedTuple):
     """All layers stacked along the first axis, products packed as ``kernels.linear.pack`` does, in

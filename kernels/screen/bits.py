@@ -12,28 +12,21 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
+from lexshard.kernels.byte_table import ENTRIES, WIDTH, lanes, look_up
 from lexshard.kernels.prefetch import request
-from lexshard.kernels.processor import has_feature
 from lexshard.kernels.quantize.layout import BLOCK, PANEL_ROWS
 from lexshard.kernels.screen.tile import I8, I16, I32, I64
 
 HALF_BITS = 7
 OFFSET = 1 << (2 * HALF_BITS - 1)  # makes every sum of four positive
 STEPS = BLOCK // 8
-ENTRIES = 16
 TABLE = 4 * ENTRIES  # bytes per step: low and high halves for its first and for its last columns
 AHEAD = 8  # blocks, 8 KiB: signs are fetched from memory before they are needed
 CHUNK = 16  # rows that are scaled by their multipliers together
 
-if has_feature("avx512bw"):
-    WIDTH, _SHUFFLE = 64, "llvm.x86.avx512.pshuf.b.512"
-elif has_feature("avx2"):
-    WIDTH, _SHUFFLE = 32, "llvm.x86.avx2.pshuf.b"
-else:
-    WIDTH, _SHUFFLE = 32, ""
 VECTORS = PANEL_ROWS // WIDTH
 _BYTES = ir.VectorType(I8, WIDTH)
 _WORDS = ir.VectorType(I16, WIDTH // 2)
@@ -46,28 +39,9 @@ def _splat(vector: ir.VectorType, value: int) -> ir.Constant:
     return ir.Constant(vector, [value] * vector.count)
 
 
-def _mask(indices: list[int]) -> ir.Constant:
-    return ir.Constant(ir.VectorType(I32, len(indices)), indices)
-
-
 def _load(builder: Any, base: Any, offset: Any, vector: ir.VectorType) -> Any:
     address = builder.bitcast(builder.gep(base, [offset]), vector.as_pointer())
     return builder.load(address, align=1)
-
-
-def _look_up(builder: Any, table: Any, indices: Any) -> Any:
-    """``table[index]`` for every byte of ``indices``; ``table`` has sixteen entries."""
-    if not _SHUFFLE:
-        result = ir.Constant(_BYTES, ir.Undefined)
-        for lane in range(WIDTH):
-            index = builder.zext(builder.extract_element(indices, I32(lane)), I32)
-            value = builder.extract_element(table, index)
-            result = builder.insert_element(result, value, I32(lane))
-        return result
-    repeated = builder.shuffle_vector(table, table, _mask(list(range(ENTRIES)) * (WIDTH // 16)))
-    kind = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
-    shuffle = cgutils.get_or_insert_function(builder.module, kind, _SHUFFLE)
-    return builder.call(shuffle, [repeated, indices])
 
 
 @intrinsic
@@ -103,8 +77,8 @@ def _sum_block(typingctx, codes, tables, multipliers, sums):  # type: ignore[no-
                 last = builder.and_(builder.bitcast(shifted, _BYTES), fifteen)
                 for half in range(2):
                     both = builder.add(
-                        _look_up(builder, tables_of[half], first),
-                        _look_up(builder, tables_of[2 + half], last),
+                        look_up(builder, tables_of[half], first),
+                        look_up(builder, tables_of[2 + half], last),
                     )
                     words = builder.bitcast(both, _WORDS)
                     mixed[number][half] = builder.add(mixed[number][half], words)
@@ -117,9 +91,9 @@ def _sum_block(typingctx, codes, tables, multipliers, sums):  # type: ignore[no-
             ]
             for parity, halves in enumerate((even, odd[number])):
                 for part in range(WIDTH // 32):
-                    lanes = _mask(list(range(CHUNK * part, CHUNK * (part + 1))))
+                    chosen = lanes(list(range(CHUNK * part, CHUNK * (part + 1))))
                     low, high = (
-                        builder.zext(builder.shuffle_vector(half, half, lanes), _CHUNK_TOTALS)
+                        builder.zext(builder.shuffle_vector(half, half, chosen), _CHUNK_TOTALS)
                         for half in halves
                     )
                     total = builder.add(low, builder.shl(high, _splat(_CHUNK_TOTALS, HALF_BITS)))

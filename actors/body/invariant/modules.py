@@ -18,6 +18,7 @@ from torch import nn
 from lexshard.actors.body.experts import PackedExperts, is_experts
 from lexshard.actors.body.invariant.functions import gelu, sigmoid, silu, tanh_gelu
 from lexshard.kernels.linear import Arithmetic, linear, pack
+from lexshard.kernels.linear.compact import should_be_compact
 
 
 class PackedLinear(nn.Module):
@@ -29,10 +30,10 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, arithmetic: Arithmetic
+        self, weight: torch.Tensor, bias: torch.Tensor | None, arithmetic: Arithmetic, compact: bool
     ) -> None:
         super().__init__()
-        self._packed = pack(weight, arithmetic=arithmetic)
+        self._packed = pack(weight, arithmetic=arithmetic, compact=compact)
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self.weight = torch.full((), torch.nan).expand(weight.shape)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), False)
@@ -91,16 +92,16 @@ class WrittenOut(nn.Module):
         return self._function(x)
 
 
-def _replacement(module: Any, arithmetic: Arithmetic) -> nn.Module | None:
+def _replacement(module: Any, arithmetic: Arithmetic, compact: bool) -> nn.Module | None:
     from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
     from transformers.pytorch_utils import Conv1D
 
     if is_experts(module):
-        return PackedExperts(module, arithmetic)
+        return PackedExperts(module, arithmetic, compact)
     if type(module) is nn.Linear:
-        return PackedLinear(module.weight, module.bias, arithmetic)
+        return PackedLinear(module.weight, module.bias, arithmetic, compact)
     if type(module) is Conv1D:
-        return PackedLinear(module.weight.T, module.bias, arithmetic)
+        return PackedLinear(module.weight.T, module.bias, arithmetic, compact)
     if type(module).__name__.endswith("RMSNorm"):
         return _fused_rms_norm(module)
     if isinstance(module, (nn.SiLU, SiLUActivation)):
@@ -121,11 +122,13 @@ def make_invariant(
     With ``pack_linears`` off, linears and experts stay torch's, which are invariant from 4 rows
     on.
     """
+    stored = sum(2 * each.numel() for each in decoder.parameters())
+    compact = arithmetic == "bfloat16" and should_be_compact(stored)
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):
             if not pack_linears and next(child.parameters(), None) is not None:
                 continue
-            replacement = _replacement(child, arithmetic)
+            replacement = _replacement(child, arithmetic, compact)
             if replacement is not None:
                 setattr(parent, name, replacement)
 

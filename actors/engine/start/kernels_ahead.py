@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.stored_tensors import stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
+from lexshard.kernels.linear.compact import should_be_compact
 from lexshard.kernels.processor import has_feature
 from lexshard.kernels.team.cores import available_cores
 
@@ -28,6 +29,10 @@ WHOLE_ROWS = "lexshard.kernels.decision.cpu:decide_dense"
 # Body, head and draw in one, as long to compile as these are alone: until then steps are taken one
 # by one.
 SEVERAL_STEPS = "lexshard.kernels.steps.cpu:take_steps"
+BODY = "lexshard.kernels.llama.cpu:forward"
+# The group of what makes weights compact, and how both have them in their arguments then.
+COMPACT, PLAIN_TYPE, COMPACT_TYPE = "compact", "uint32[4C]", "uint8[4C]"
+PRODUCTS = "_proj.weight"  # of layers, by the ends of their names
 
 
 def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Groups:
@@ -106,7 +111,31 @@ def calls_of(configuration: EngineConfiguration) -> Groups:
         return "signed_bytes" not in call.function or has_feature("avx512vnni")
 
     groups = {name: list(filter(needed, calls)) for name, calls in read_calls().items()}
+    if not _will_be_compact(configuration):
+        groups.pop(COMPACT, None)
+    else:
+        groups = {name: list(_of_compact(calls, drafts)) for name, calls in groups.items()}
     return {name: calls for name, calls in groups.items() if calls}
+
+
+def _will_be_compact(configuration: EngineConfiguration) -> bool:
+    """Whether a fused body will keep its weights so (`kernels.linear.compact`)."""
+    if configuration.tensor_parallel is not None or configuration.body == "general":
+        return False
+    stored = stored_tensors(Path(configuration.model).expanduser())
+    return should_be_compact(2 * sum(each.size for each in stored if each.name.endswith(PRODUCTS)))
+
+
+def _of_compact(calls: Iterable[Call], drafts: bool) -> Iterator[Call]:
+    """The calls of a body with compact weights; a draft model's are too small for that."""
+    for call in calls:
+        if call.function not in (BODY, SEVERAL_STEPS):
+            yield call
+            continue
+        if call.function == BODY and drafts:
+            yield call
+        own = [COMPACT_TYPE if each == PLAIN_TYPE else each for each in call.arguments]
+        yield Call(call.function, own)
 
 
 def _stored_as_bfloat16(configuration: EngineConfiguration) -> bool:

@@ -17,11 +17,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lexshard.actors.body import fused
 from lexshard.actors.body.batch import Body
 from lexshard.actors.body.families import FAMILIES
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.body.self_test import Piece, pack_batch
-from lexshard.kernels import pool
+from lexshard.kernels import linear, pool
+from lexshard.kernels.linear import compact
+from lexshard.kernels.processor import sums_as_matrices
 from tests.support.paths import DEMO
 from tests.support.quick import slow
 from tests.support.tiny_models import SERVED, VOCABULARY, save_tiny
@@ -194,6 +197,35 @@ def test_keys_and_values_are_bfloat16_where_weights_are(body: BodyName, tmp_path
         for dtype in ("float32", "bfloat16")
     }
     assert bytes_of == {"float32": 2 * 2 * 16 * 2 * 32 * 4, "bfloat16": 2 * 2 * 16 * 2 * 32 * 2}
+
+
+@pytest.mark.skipif(sums_as_matrices(), reason="words are summed in another order there")
+@BODIES
+def test_compact_weights_change_no_bit(
+    body: BodyName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    save_tiny("qwen3", tmp_path, **shape)
+    made: list[bool] = []
+
+    def compacted(panels: Any) -> Any:
+        smaller = compact.compacted(panels)
+        made.append(smaller is not None)
+        return smaller
+
+    monkeypatch.setattr(linear, "compacted", compacted)
+    monkeypatch.setattr(fused, "compacted", compacted)
+    monkeypatch.setattr(compact, "WORTH", 2.0)  # of weights as small as these
+    plain = load(tmp_path, "bfloat16", body=body, device="cpu").body
+    assert not made
+    monkeypatch.setattr(compact, "FROM_BYTES", 0)
+    monkeypatch.setattr(compact, "_ENOUGH_VECTORS", True)
+    small = load(tmp_path, "bfloat16", body=body, device="cpu").body
+    assert made
+    assert all(made)
+    token_ids = _token_ids(16)
+    expected, found = (_run(each, token_ids, _tables(17), MIXED_STEPS) for each in (plain, small))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 @pytest.mark.vectors

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start import kernels_ahead
 from lexshard.actors.engine.start.kernels_ahead import (
+    BODY,
+    COMPACT_TYPE,
     GUESSING,
     SEVERAL_STEPS,
     TOLD_EVERY,
@@ -22,10 +26,17 @@ from lexshard.actors.engine.start.kernels_ahead import (
 )
 from lexshard.actors.messages import VerifyMode
 from lexshard.kernels.ahead.calls import Call
+from lexshard.kernels.linear import compact
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
+
+PACKING = ("_read", "_survey", "_write")
+# Of a body: the demo's, whose draft model has a tenth of that.
+LARGE = 2**22
 
 START = f"""
 import sys
+from lexshard.kernels.linear import compact
+compact.FROM_BYTES = int(sys.argv[1])
 from numba.core.dispatcher import Dispatcher
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
@@ -53,10 +64,16 @@ print("compiled", [
 """
 
 
-def test_a_start_compiles_nothing_once_what_is_listed_was_compiled_ahead() -> None:
-    """Where it fails, `kernels/ahead/served.json` lacks the calls that it names."""
+@pytest.mark.parametrize("large", [compact.FROM_BYTES, pytest.param(LARGE, marks=pytest.mark.slow)])
+def test_a_start_compiles_nothing_once_what_is_listed_was_compiled_ahead(large: int) -> None:
+    """Where it fails, `kernels/ahead/served.json` lacks the calls that it names. Also where weights
+    are compact."""
     told = subprocess.run(
-        [sys.executable, "-c", START], cwd=ROOT, check=True, capture_output=True, text=True
+        [sys.executable, "-c", START, str(large)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     assert told[-1] == "compiled []"
     assert int(told[-2].removeprefix("loaded ")) > 20
@@ -78,6 +95,29 @@ def test_without_ranks_nothing_is_compiled_for_them() -> None:
     alone = folders(EngineConfiguration(model=str(DEMO), device="cpu"))
     shared = EngineConfiguration(model=str(DEMO), tensor_parallel=2, device="cpu")
     assert folders(shared) ^ alone == {"parallel", "steps"}
+
+
+def test_compact_weights_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the body; a draft model's stay as they are, and so do ranks'."""
+    monkeypatch.setattr(compact, "FROM_BYTES", LARGE)
+    monkeypatch.setattr(compact, "_ENOUGH_VECTORS", True)
+    monkeypatch.setattr(compact, "sums_as_matrices", lambda: False)
+
+    def bodies(**settings: Any) -> list[tuple[str, bool]]:
+        calls = calls_of(EngineConfiguration(model=str(DEMO), device="cpu", **settings))
+        return sorted(
+            (call.function, COMPACT_TYPE in call.arguments)
+            for call in itertools.chain.from_iterable(calls.values())
+            if call.function in (BODY, SEVERAL_STEPS) or ".compact:" in call.function
+        )
+
+    packing = [(f"lexshard.kernels.linear.compact:{name}", False) for name in PACKING]
+    own = [*packing, (BODY, True), (SEVERAL_STEPS, True)]
+    assert bodies() == own
+    assert bodies(draft=str(DEMO_DRAFT)) == sorted([*own, (BODY, False)])
+    assert bodies(tensor_parallel=2) == [(BODY, False)]
+    monkeypatch.undo()
+    assert bodies() == [(BODY, False), (SEVERAL_STEPS, False)]
 
 
 def test_nothing_is_compiled_for_a_gpu_for_other_weights_or_for_none(tmp_path: Path) -> None:
