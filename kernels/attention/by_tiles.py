@@ -16,7 +16,7 @@ from numba import njit
 
 from lexshard.kernels.attention.layout import BLOCK_SIZE
 from lexshard.kernels.attention.softmax import weigh
-from lexshard.kernels.attention.tiles import score_tile, value_tile
+from lexshard.kernels.attention.tiles import FEW_ROWS, score_tile, value_tile
 from lexshard.kernels.compile_cache import compiled_as
 from lexshard.kernels.linear.operand import operand
 from lexshard.kernels.linear.tile import PANEL
@@ -29,6 +29,9 @@ TILE_QUERIES = 24
 # Blocks, and panels of values, side by side in a tile of at most so many queries: of few queries
 # every sum waits for the one before it, and AVX2 has registers for few sums.
 WIDE, WIDE_QUERIES = (4, TILE_QUERIES) if has_feature("avx512f") else (2, 2)
+# Panels of so few queries that more fit side by side: a block is read from its beginning to its
+# end, as memory gives it fastest.
+LONG, LONG_QUERIES = (8, 2 * FEW_ROWS) if FEW_ROWS else (WIDE, WIDE_QUERIES)
 
 
 @functools.cache
@@ -89,26 +92,27 @@ def _score_blocks(
 def _value_rows_of(tall: int, panels: int) -> Callable[..., None]:
     """Of rows ``row`` to ``stop - 1``, ``panels`` panels."""
 
-    def add_rows(weights, row, stop, column, values, block, head, first, count, panel, out):  # type: ignore[no-untyped-def]
+    def add_rows(weights, row, stop, column, values, blocks, head, first, count, panel, out):  # type: ignore[no-untyped-def]
         while stop - row >= tall:
             value_tile(
-                tall, panels, weights, row, column, values, block, head, first, count, panel, out
+                tall, panels, weights, row, column, values, blocks, head, first, count, panel, out
             )
             row += tall
         while stop - row >= 2:
             value_tile(
-                2, panels, weights, row, column, values, block, head, first, count, panel, out
+                2, panels, weights, row, column, values, blocks, head, first, count, panel, out
             )
             row += 2
         if row < stop:
             value_tile(
-                1, panels, weights, row, column, values, block, head, first, count, panel, out
+                1, panels, weights, row, column, values, blocks, head, first, count, panel, out
             )
 
     return compiled_as(f"value_rows_by_{tall}_{panels}", add_rows)
 
 
 _add_narrow = _value_rows_of(6, 1)
+_add_long = _value_rows_of(FEW_ROWS or 2, LONG)
 _add_wide = _value_rows_of(min(6, WIDE_QUERIES), WIDE)
 
 
@@ -119,14 +123,14 @@ def _add_values(
     stop: int,
     column: int,
     values: Array,
-    block: int,
+    blocks: tuple[int, int],
     head: int,
     begin: int,
     end: int,
     out: Array,
 ) -> None:
-    """``out[row : stop] += weights @ values`` for the keys ``begin <= k < end`` of one block, whose
-    first has the weight in ``column``.
+    """``out[row : stop] += weights @ values`` for the keys ``begin <= k < end`` of the first of two
+    ``blocks``, whose first has the weight in ``column``; the second is read next.
 
     ``weights [M, keys]`` as `operand` makes them, ``out [M, D]``. Each output is one chain
     over the keys, added to ``out``; columns beyond the last whole panel take plain loops. Words
@@ -136,17 +140,21 @@ def _add_values(
     first, count = begin // words, (end + words - 1) // words - begin // words
     place = column // words + first
     panels, panel = out.shape[1] // PANEL, 0
+    if stop - row <= LONG_QUERIES:
+        while panels - panel >= LONG:
+            _add_long(weights, row, stop, place, values, blocks, head, first, count, panel, out)
+            panel += LONG
     if stop - row <= WIDE_QUERIES:
         while panels - panel >= WIDE:
-            _add_wide(weights, row, stop, place, values, block, head, first, count, panel, out)
+            _add_wide(weights, row, stop, place, values, blocks, head, first, count, panel, out)
             panel += WIDE
     while panel < panels:
-        _add_narrow(weights, row, stop, place, values, block, head, first, count, panel, out)
+        _add_narrow(weights, row, stop, place, values, blocks, head, first, count, panel, out)
         panel += 1
     for query in range(row, stop):
         for i in range(begin, end):
             for j in range(panels * PANEL, out.shape[1]):
-                out[query, j] += weights[query, column + i] * values[block, head, i, j]
+                out[query, j] += weights[query, column + i] * values[blocks[0], head, i, j]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -192,7 +200,7 @@ def attend_by_tiles(
         for index in range(first_block, last_block + 1):
             base = index * BLOCK_SIZE
             place = base - first_block * BLOCK_SIZE
-            block = np.int64(table[index])
+            blocks = np.int64(table[index]), np.int64(table[min(index + 1, last_block)])
             early = max(0, base + 1 - stop)  # the rows that see any key of this block
             late = min(count, base + BLOCK_SIZE - start)
             whole_early = min(late, max(early, base + BLOCK_SIZE - stop))
@@ -200,7 +208,7 @@ def attend_by_tiles(
             if whole_late > whole_early:  # rows that see all 16 keys go together
                 _add_values(
                     weights, whole_early * group, whole_late * group, place, values,
-                    block, head, 0, BLOCK_SIZE, own_sums,
+                    blocks, head, 0, BLOCK_SIZE, own_sums,
                 )  # fmt: skip
             for r in range(early, late):
                 if whole_early <= r < whole_late:
@@ -209,5 +217,5 @@ def attend_by_tiles(
                 end = min(BLOCK_SIZE, stop + r - base)
                 _add_values(
                     weights, r * group, (r + 1) * group, place, values,
-                    block, head, begin, end, own_sums,
+                    blocks, head, begin, end, own_sums,
                 )  # fmt: skip

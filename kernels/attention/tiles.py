@@ -15,6 +15,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lexshard.kernels.linear.tile import PANEL, PlainPanels, put_sums, rows_from, sums_of_products
+from lexshard.kernels.processor import has_feature
+
+# Where there are registers enough, tiles of so few rows read a block of values from its beginning
+# to its end, and ask memory for those of the next one meanwhile. All others ask with the keys.
+FEW_ROWS = 2 if has_feature("avx512f") else 0
 
 _INDEX = ir.IntType(64)
 
@@ -38,7 +43,7 @@ def score_tile(  # type: ignore[no-untyped-def]
 
     ``rows`` and ``blocks``, the numbers of r and b, are literal integers. ``queries [M, K]`` as
     `kernels.linear.operand` makes them, ``keys [blocks, Hkv, K, 16]``, ``table`` int32, ``out``
-    float32. Asks memory for the same blocks' ``values``, which are read next.
+    float32. May ask memory for the same blocks' ``values``, which are read next.
     """
     count, side_by_side = rows.literal_value, blocks.literal_value
     index_type = types.intp
@@ -59,7 +64,8 @@ def score_tile(  # type: ignore[no-untyped-def]
             block = _block(builder, table_, builder.add(index_value, _INDEX(each)))
             start, depth, width = _start(builder, keys_, block, head_value)
             starts.append(start)
-            ahead.append(_start(builder, values_, block, head_value)[0])
+            if count > FEW_ROWS:
+                ahead.append(_start(builder, values_, block, head_value)[0])
         rows = rows_from(builder, queries_, query_value, _INDEX(0), count)
         panels = PlainPanels(builder, keys.dtype, starts, width, ahead)
         sums = sums_of_products(builder, queries.dtype, rows, panels, depth)
@@ -72,20 +78,20 @@ def score_tile(  # type: ignore[no-untyped-def]
 
 @intrinsic(prefer_literal=True)
 def value_tile(  # type: ignore[no-untyped-def]
-    typingctx, rows, panels, weights, row, column, values, block, head, first, count, panel, out
+    typingctx, rows, panels, weights, row, column, values, blocks, head, first, count, panel, out
 ):
     """``out[row + r, 16 panel ...] += sum_i weights[row + r, column + i] values[first + i]`` over
     ``count`` i, for the panels from ``panel`` on.
 
     ``rows`` and ``panels``, the number of r and of panels, are literal integers. ``weights [M, K]``
-    as `kernels.linear.operand` makes them, ``values [blocks, Hkv, K, D]``, of which one block and
-    head; with words of two tokens ``column``, ``first`` and ``count`` are of those. ``out`` is
-    float32.
+    as `kernels.linear.operand` makes them, ``values [blocks, Hkv, K, D]``, of which one head and
+    the first of two ``blocks``; with words of two tokens ``column``, ``first`` and ``count`` are of
+    those. ``out`` is float32. May ask memory for as much of the second block.
     """
     height, side_by_side = rows.literal_value, panels.literal_value
     index_type = types.intp
     signature = types.void(
-        rows, panels, weights, index_type, index_type, values, index_type, index_type, index_type,
+        rows, panels, weights, index_type, index_type, values, blocks, index_type, index_type,
         index_type, index_type, out,
     )  # fmt: skip
     # Where words of two are float32 in the weights, those have two columns for each.
@@ -93,22 +99,23 @@ def value_tile(  # type: ignore[no-untyped-def]
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         row_value, column_value = arguments[3], arguments[4]
-        block_value, head_value, first_value, count_value, panel_value = arguments[6:11]
+        blocks_value, head_value, first_value, count_value, panel_value = arguments[6:11]
         weights_, values_, out_ = (
             context.make_array(signature.args[place])(context, builder, arguments[place])
             for place in (2, 5, 11)
         )
-        start, _, width = _start(builder, values_, block_value, head_value)
-        start = builder.gep(start, [builder.mul(first_value, width)])
         place = builder.mul(panel_value, _INDEX(PANEL))
-        starts = [
-            builder.gep(start, [builder.add(place, _INDEX(PANEL * each))])
-            for each in range(side_by_side)
-        ]
+        starts = []
+        for block in cgutils.unpack_tuple(builder, blocks_value):
+            start, _, width = _start(builder, values_, block, head_value)
+            start = builder.gep(start, [builder.add(builder.mul(first_value, width), place)])
+            starts.append([builder.gep(start, [_INDEX(PANEL * n)]) for n in range(side_by_side)])
+        own, following = starts
         if widened:
             column_value = builder.shl(column_value, _INDEX(1))
         rows = rows_from(builder, weights_, row_value, column_value, height)
-        panels = PlainPanels(builder, values.dtype, starts, width)
+        ahead = following if height <= FEW_ROWS else ()
+        panels = PlainPanels(builder, values.dtype, own, width, ahead)
         sums = sums_of_products(builder, weights.dtype, rows, panels, count_value)
         put_sums(builder, sums, rows_from(builder, out_, row_value, place, height), add=True)
         return context.get_dummy_value()
