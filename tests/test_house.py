@@ -40,7 +40,7 @@ BUDGETS = {
     # 130 for weights that come from memory, 35 for masks that come with a call's answer,
     # 140 for int4 screens and their refinement in one call, 490 for weights in three quarters of
     # their bytes, 20 for values of few queries by whole blocks
-    "actors": 25_065,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 25_070,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
     # 650 for several steps at once, 340 for their masks and forced tokens, 60 for long constants,

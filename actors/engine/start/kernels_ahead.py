@@ -12,7 +12,7 @@ from typing import Any
 from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.configuration import NGRAM, EngineConfiguration
 from lexshard.actors.messages import BY_DISTRIBUTION
-from lexshard.actors.stored_tensors import stored_tensors
+from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
 from lexshard.kernels.linear.compact import should_be_compact
@@ -122,7 +122,7 @@ def _will_be_compact(configuration: EngineConfiguration) -> bool:
     """Whether a fused body will keep its weights so (`kernels.linear.compact`)."""
     if configuration.tensor_parallel is not None or configuration.body == "general":
         return False
-    stored = stored_tensors(Path(configuration.model).expanduser())
+    stored = _stored(configuration)
     return should_be_compact(2 * sum(each.size for each in stored if each.name.endswith(PRODUCTS)))
 
 
@@ -142,11 +142,15 @@ def _stored_as_bfloat16(configuration: EngineConfiguration) -> bool:
     """Whether the weights will be kept as bfloat16: the calls that are known are of those."""
     if configuration.dtype != "auto":
         return configuration.dtype == "bfloat16"
+    return {tensor.dtype for tensor in _stored(configuration)} == {"BF16"}
+
+
+def _stored(configuration: EngineConfiguration) -> list[StoredTensor]:
+    """What the model's folder holds; nothing where it cannot be read: loading it says why."""
     try:
-        stored = {tensor.dtype for tensor in stored_tensors(Path(configuration.model).expanduser())}
+        return stored_tensors(Path(configuration.model).expanduser())
     except ModelRefusedError:
-        return False  # loading the model says why
-    return stored == {"BF16"}
+        return []
 
 
 class _Progress:

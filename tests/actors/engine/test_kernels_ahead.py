@@ -124,6 +124,8 @@ def test_nothing_is_compiled_for_a_gpu_for_other_weights_or_for_none(tmp_path: P
     assert folders(EngineConfiguration(model=str(DEMO), device="cuda")) == set()
     assert folders(EngineConfiguration(model=str(DEMO), dtype="float32", device="cpu")) == set()
     assert folders(EngineConfiguration(model=str(tmp_path), device="cpu")) == set()
+    # Of none that is to be bfloat16 nothing is known but that: loading it says what is missing.
+    assert folders(EngineConfiguration(model=str(tmp_path), dtype="bfloat16", device="cpu"))
 
 
 def test_a_processor_that_lacks_an_instruction_set_gets_no_code_of_it(
