@@ -127,7 +127,7 @@ def _will_be_compact(configuration: EngineConfiguration) -> bool:
 
 
 def _of_compact(calls: Iterable[Call], drafts: bool) -> Iterator[Call]:
-    """The calls of a body with compact weights; a draft model's are too small for that."""
+    """The calls of a body with compact weights; a draft model's mostly are too small for that."""
     for call in calls:
         if call.function not in (BODY, SEVERAL_STEPS):
             yield call
