@@ -170,20 +170,31 @@ _far_words, _far_halves = _rows_of(*FAR_WORDS), _rows_of(*FAR_HALVES)
 _compact_rows = _rows_of(*COMPACT)
 
 
-def _far_rows(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+def _whole_tiles(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
     raise NotImplementedError("only compiled functions call this")
 
 
-@overload(_far_rows)
-def _far_rows_of(  # type: ignore[no-untyped-def]
+@overload(_whole_tiles)
+def _whole_tiles_of(  # type: ignore[no-untyped-def]
     x, row, stop, weight, panel, last, out, add
 ):
     def of_words(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
-        return _far_words(x, row, stop, weight, panel, last, out, add)
+        if weight.size * weight.itemsize > FAR_BYTES:
+            return _far_words(x, row, stop, weight, panel, last, out, add)
+        return _near_rows(x, row, stop, weight, panel, last, out, add)
 
     def of_halves(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
-        return _far_halves(x, row, stop, weight, panel, last, out, add)
+        if weight.size * weight.itemsize > FAR_BYTES:
+            return _far_halves(x, row, stop, weight, panel, last, out, add)
+        return _near_rows(x, row, stop, weight, panel, last, out, add)
 
+    def of_compact(x, row, stop, weight, panel, last, out, add):  # type: ignore[no-untyped-def]
+        if panel % 2 == 1 and panel < last:
+            panel = _narrow_rows(x, row, stop, weight, panel, panel + 1, out, add)
+        return _compact_rows(x, row, stop, weight, panel, last, out, add)
+
+    if weight.dtype == types.uint8:
+        return of_compact
     return of_halves if weight.dtype == types.uint16 else of_words
 
 
@@ -197,33 +208,9 @@ def _multiply_tiles(
     last: int,
 ) -> None:
     rows = x.shape[0]
-    far = weight.size * weight.itemsize > FAR_BYTES
     for start in range(0, rows, ROW_BLOCK):
         stop = min(start + ROW_BLOCK, rows)
-        if far:
-            panel = _far_rows(x, start, stop, weight, first, last, out, add)
-        else:
-            panel = _near_rows(x, start, stop, weight, first, last, out, add)
-        if panel < last:
-            _narrow_rows(x, start, stop, weight, panel, last, out, add)
-
-
-@njit(nogil=True, cache=True)
-def _multiply_compact(
-    x: npt.NDArray[Any],
-    weight: npt.NDArray[Any],
-    out: npt.NDArray[Any],
-    add: bool,
-    first: int,
-    last: int,
-) -> None:
-    """Two panels at a time, those that share their lines."""
-    rows = x.shape[0]
-    for start in range(0, rows, ROW_BLOCK):
-        stop, panel = min(start + ROW_BLOCK, rows), first
-        if panel % 2 == 1 and panel < last:
-            panel = _narrow_rows(x, start, stop, weight, panel, panel + 1, out, add)
-        panel = _compact_rows(x, start, stop, weight, panel, last, out, add)
+        panel = _whole_tiles(x, start, stop, weight, first, last, out, add)
         if panel < last:
             _narrow_rows(x, start, stop, weight, panel, last, out, add)
 
@@ -243,11 +230,6 @@ def _products_of(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any)
     def in_vectors(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
         multiply_in_vectors(x, weight, out, add, first, last)
 
-    def of_compact(x: Any, weight: Any, out: Any, add: Any, first: Any, last: Any) -> None:
-        _multiply_compact(x, weight, out, add, first, last)
-
-    if weight.dtype == types.uint8:
-        return of_compact
     if weight.dtype != types.uint32 or not sums_as_matrices():
         return by_tiles
     return by_matrices if multiplies_matrices() else in_vectors

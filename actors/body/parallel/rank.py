@@ -17,7 +17,7 @@ from lexshard.actors.body.parallel.slices import Slices, there
 from lexshard.actors.body.parallel.sums import RankGroup
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
-from lexshard.kernels.linear import fits_bfloat16, pack
+from lexshard.kernels.linear import arithmetic_of, fits_bfloat16, pack
 from lexshard.kernels.linear.tile import PANEL
 from lexshard.kernels.parallel import Exchange, RankWeights, alone
 from lexshard.kernels.quantize.layout import aligned
@@ -42,7 +42,7 @@ class BodyRank:
             self._embedding = table.bfloat16().view(torch.int16).numpy().view(np.uint16)
         else:
             self._embedding = table.float().numpy()
-        rounds = self._weights.qkv.dtype == np.uint32
+        rounds = arithmetic_of(self._weights.qkv) == "bfloat16"
         self._cache_dtype = kept_on_cpu(self.shape.head_dim, rounds=rounds)
         self._caches: tuple[Array, Array] | None = None
 
