@@ -9,6 +9,7 @@ The loops are written as LLVM vector code, for numba vectorises no sum that it m
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,15 @@ def dot(left, right):  # type: ignore[no-untyped-def]
     for column in range(whole, left.size):
         total += np.float64(left[column]) * np.float64(right[column])
     return total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def norms(rows):  # type: ignore[no-untyped-def]
+    """The norms [N] of rows [N, d] of fp32 numbers, side by side in memory; in float64."""
+    result = np.empty(rows.shape[0])
+    for row in range(rows.shape[0]):
+        result[row] = math.sqrt(dot(rows[row], rows[row]))
+    return result
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -10,6 +10,9 @@ import numpy as np
 
 # Half the distance from 1 to the next fp32 number: the relative error of one rounding.
 UNIT_ROUNDOFF = 2.0**-24
+# Of fp32 sums of products that stay below the first nothing overflows on the way; what underflows
+# loses less than the second.
+LARGEST_BOUND, SMALLEST_PRODUCT = 1e37, 1e-38
 # The step between the smallest fp32 numbers: half of it is what a rounding among them can lose.
 SMALLEST_STEP = 2.0**-149
 # Of the factors of a slack: the seven roundings of the sum (`kernels.search.reference.outward`).

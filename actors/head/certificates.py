@@ -105,28 +105,31 @@ def search_certificates(
 ) -> tuple[Certificate, ...]:
     """One certificate per row of steps of ``together`` rows each, which one call has decided
     (`kernels.certified`, `kernels.steps`) and which computed ``counts`` [N] canonical logits."""
-    share = screen.bytes_per_pass // together
+    own = screen.bytes_per_pass // together, screen.name
     failure = min(1.0, screen.failure_probability * reading.size)
-    return tuple(
-        _of_search(
-            kind,
-            screen.name,
-            failure,
-            count,
-            share + refined * reading.refined_row + count * reading.row,
-            reading.size,
-            best,
-            most,
-        )
-        for kind, count, refined, best, most in zip(
+    again = found.again.reshape(-1, together)
+    # Of the rows of each step for which all weights were multiplied, in place of what it read.
+    shares = np.repeat(reading.dense_pass // np.maximum(again.sum(axis=1), 1), together).tolist()
+    certificates = []
+    for row, (kind, count, refined, best, most, dense) in enumerate(
+        zip(
             kinds,
             counts,
             found.refined.tolist(),
             found.best.tolist(),
             found.largest.tolist(),
+            found.again.tolist(),
             strict=True,
         )
-    )
+    ):
+        share, tier = (shares[row], DENSE) if dense else own
+        read = share + count * reading.row
+        read += 0 if dense else refined * reading.refined_row
+        fails = 0.0 if dense else failure
+        certificates.append(
+            _of_search(kind, tier, fails, count, read, reading.size, best, most, dense)
+        )
+    return tuple(certificates)
 
 
 def _of_search(

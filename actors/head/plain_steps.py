@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import Screen, TierScreen
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.certified import Certified, Rows, certified_candidates
+from lexshard.kernels.certified import Certified, DenseSlack, Rows, certified_candidates
 from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier
@@ -68,15 +69,23 @@ class PlainSteps:
     """The tiers of a shard that screen such steps: int8 and int4, where the shard owns the
     ``whole`` vocabulary and the model does nothing to its products."""
 
-    def __init__(self, rescorer: Rescorer, *, whole: bool) -> None:
+    def __init__(
+        self,
+        rescorer: Rescorer,
+        panels: npt.NDArray[Any] | None,
+        dense: DenseSlack,
+        *,
+        whole: bool,
+    ) -> None:
         plain = rescorer.bias is None and rescorer.scale == 1.0 and rescorer.softcap is None
         self._weight = rescorer.weight if whole and plain else None
+        self._dense = panels, dense
         self._rows: dict[str, Rows] = {}  # by the name of their tier
 
     def add(self, screen: TierScreen, tier: Tier) -> None:
         """One more tier, if it is of use here."""
         if self._weight is not None and isinstance(tier, Int8Tier | Int4Tier):
-            self._rows[screen.name] = Rows.of(self._weight, tier, screen.block_slack)
+            self._rows[screen.name] = Rows.of(self._weight, tier, screen.block_slack, *self._dense)
 
     def steady(
         self,
@@ -154,7 +163,7 @@ class SteadyRows:
         counts = np.where(found.refined > 0, found.refined, np.diff(found.offsets))
         excess = int(counts.sum()) - found.leaders
         self._choice.record_candidates(self._screen, kinds, excess, self._reading.size * rows)
-        left = rows - int(np.count_nonzero(found.members))
+        left = int(np.count_nonzero(found.again | ~found.members))
         tried = kinds.count("nucleus-draw") * (rows // len(kinds))
         self._choice.record_draws(self._screen, tried, left)
 

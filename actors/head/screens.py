@@ -17,14 +17,14 @@ import numpy.typing as npt
 import torch
 
 from lexshard.actors.head.softmax.whole_softmax import SoftmaxRow
+from lexshard.kernels.certified import DenseSlack
+from lexshard.kernels.ordered_sums import norms
 from lexshard.kernels.penalties import Adjustments, select_row
 from lexshard.kernels.quantize import Int4Tier, Tier
-from lexshard.kernels.rounding import UNIT_ROUNDOFF
+from lexshard.kernels.rounding import LARGEST_BOUND, SMALLEST_PRODUCT, UNIT_ROUNDOFF
 from lexshard.kernels.screen import refine, screen
 from lexshard.kernels.search import Estimates, Leaders, Needs, block_slack
 
-# Beyond this, fp32 sums might overflow on the way and an estimate says nothing.
-LARGEST_BOUND = 1e37
 DENSE = "dense-fp32"
 Linear = Callable[[torch.Tensor], torch.Tensor]
 Ids = npt.NDArray[np.int32]
@@ -85,26 +85,28 @@ class DenseScreen:
         if linear is None:
             linear = functools.partial(torch.nn.functional.linear, weight=weight.float())
         self._linear = linear
-        norms = row_norms(weight)
-        self._row_slack = np.stack([np.zeros_like(norms), norms])
-        self._block_slack = block_slack(self._row_slack)
+        lengths = row_norms(weight)
+        row_slack = np.stack([np.zeros_like(lengths), lengths])
         depth = weight.shape[1] * UNIT_ROUNDOFF
-        self._relative_error = depth / (1.0 - depth) + 2 * UNIT_ROUNDOFF
+        relative_error = (depth / (1.0 - depth) + 2 * UNIT_ROUNDOFF) * (1.0 + 1e-6)
+        limits = np.array([relative_error, float(lengths.max(initial=0.0))])
+        self.slack = DenseSlack(row_slack, block_slack(row_slack), limits)
         self.bytes_per_pass = weight.numel() * weight.element_size()
 
     def __call__(self, hidden: npt.NDArray[np.float32]) -> Estimates:
         with torch.inference_mode():
             values = self._linear(torch.from_numpy(hidden)).contiguous().numpy()
-        norms = hidden_norms(hidden)
+        lengths = hidden_norms(hidden)
         slack = np.zeros((len(hidden), 3))
-        slack[:, 1] = self._relative_error * norms * (1.0 + 1e-6)
-        slack[:, 2] = 1e-38
-        overflow = ~(norms * float(self._row_slack[1].max()) < LARGEST_BOUND)
+        relative_error, largest = self.slack.limits
+        slack[:, 1] = relative_error * lengths
+        slack[:, 2] = SMALLEST_PRODUCT
+        overflow = ~(lengths * largest < LARGEST_BOUND)
         if overflow.any():
             values = values.copy()
             values[overflow] = 0.0
             slack[overflow, 2] = np.inf
-        return Estimates(values, self._row_slack, slack, self._block_slack)
+        return Estimates(values, self.slack.rows, slack, self.slack.blocks)
 
 
 class TierScreen:
@@ -145,7 +147,7 @@ def _three(hidden_slack: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def hidden_norms(hidden: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """``||h_n||`` [N] in float64."""
-    return np.sqrt(np.einsum("nd,nd->n", hidden, hidden, dtype=np.float64))
+    return norms(np.ascontiguousarray(hidden))
 
 
 def row_norms(weight: torch.Tensor) -> npt.NDArray[np.float32]:

@@ -56,6 +56,8 @@ from lexshard.actors.head.softmax.whole_softmax import (
 )
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.decision import PackedRows
+from lexshard.kernels.linear import PackedWeight
+from lexshard.kernels.linear import linear as multiply
 from lexshard.kernels.mass import Outline, outline
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.screen import WORTH_REFINING
@@ -108,7 +110,7 @@ class Shard:
         softcap: float | None,
         scale: float,
         vocabulary_size: int,
-        linear: Linear | None = None,
+        linear: Linear | PackedWeight | None = None,
         ladder: Ladder | None = None,
         owned: OwnedRows | None = None,
     ) -> None:
@@ -120,9 +122,13 @@ class Shard:
         self.vocabulary_size = vocabulary_size
         self.weight = rows
         self._rescorer = Rescorer(rows, biases, scale, softcap)
+        panels = linear.panels if isinstance(linear, PackedWeight) else None
+        if isinstance(linear, PackedWeight):
+            linear = partial(multiply, weight=linear)
         self._dense = DenseScreen(rows, linear)
         screens: list[Screen] = [self._dense]
-        self._plain = PlainSteps(self._rescorer, whole=self.owned.whole)
+        dense = (panels, self._dense.slack)
+        self._plain = PlainSteps(self._rescorer, *dense, whole=self.owned.whole)
         self._fine: FineRows | None = None
         if ladder is not None:
             for name, tier in ladder.tiers.items():

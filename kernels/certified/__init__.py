@@ -18,10 +18,18 @@ from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.quantize.tiers import Int4Tier, Int8Tier
 from lexshard.kernels.search.types import Needs
 
-__all__ = ["Certified", "Rows", "certified_candidates"]
+__all__ = ["Certified", "DenseSlack", "Rows", "certified_candidates"]
 
 # Below this many products other threads cost more than they save.
 MULTIPLICATIONS_PER_THREAD = 500_000
+
+
+class DenseSlack(NamedTuple):
+    """What fp32 products with all weights err by, as `Rows` have it."""
+
+    rows: npt.NDArray[np.float32]
+    blocks: npt.NDArray[np.float32]
+    limits: npt.NDArray[np.float64]
 
 
 class Rows(NamedTuple):
@@ -40,6 +48,11 @@ class Rows(NamedTuple):
     multipliers: npt.NDArray[np.uint8]  # [V, D / 32]
     low: npt.NDArray[np.uint8]  # [V, D / 2]
     fine_row_slack: npt.NDArray[np.float32]  # [2, V]
+    # For fp32 products with all weights, as in `PackedWeight`; none where these are not packed.
+    panels: npt.NDArray[Any]  # [P, d, 16]
+    dense_row_slack: npt.NDArray[np.float32]  # [2, V]
+    dense_block_slack: npt.NDArray[np.float32]  # [2, V / 64]
+    dense_limits: npt.NDArray[np.float64]  # [2] an error per unit of norms, the largest row's norm
 
     @classmethod
     def of(
@@ -47,8 +60,10 @@ class Rows(NamedTuple):
         weight: npt.NDArray[Any],
         tier: Int8Tier | Int4Tier,
         block_slack: npt.NDArray[np.float32],
+        panels: npt.NDArray[Any] | None,
+        dense: DenseSlack,
     ) -> Rows:
-        """Those of ``weight`` [V, d] and its tier."""
+        """Those of ``weight`` [V, d], its tier, and what products with all of it err by."""
         none, common = np.empty(0, np.float32), tier.common
         if isinstance(tier, Int4Tier):
             values = tier.high.view(np.int8)
@@ -66,6 +81,8 @@ class Rows(NamedTuple):
             none if common is None else common.vector,
             np.array([tier.hidden_limit, tier.largest_size]),
             *planes,
+            np.empty((0, 0, 0), weight.dtype) if panels is None else panels,
+            *dense,
         )
 
 
@@ -81,6 +98,7 @@ class Certified(NamedTuple):
     leaders: int  # tokens whose logits set the thresholds
     members: npt.NDArray[np.bool_]  # [N] whether what is drawn is certainly of the nucleus, if any
     weighed: npt.NDArray[np.int64]  # [N] more canonical logits that that took
+    again: npt.NDArray[np.bool_]  # [N] whether it took products with all weights, too
     refined: npt.NDArray[np.int64]  # [N] tokens whose estimates both planes of nibbles bettered
 
 
@@ -92,8 +110,8 @@ def certified_candidates(
     top_p: npt.NDArray[np.float64],
 ) -> Certified | None:
     """Every token whose upper bound reaches its row's threshold. ``hidden`` [N, d], C-contiguous.
-    Of GUMBEL rows whose ``top_p`` [N] is below 1, whether their token is one of their nucleus
-    (`kernels.mass.draws_member`).
+    Of GUMBEL rows whose ``top_p`` [N] is below 1, whether what they draw from their candidates is
+    what they draw from their nucleus (`kernels.certified.nucleus`).
 
     None where hidden states are not finite, or too large for estimates to mean anything.
     """

@@ -8,10 +8,9 @@ import numpy as np
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.certified.nucleus import draw_from_nuclei
 from lexshard.kernels.copies import copy_into, own_lines
-from lexshard.kernels.mass.cpu import drawn, heaviest, stands
-from lexshard.kernels.mass.reference import HEAVY_SHARE
-from lexshard.kernels.penalties.cpu import adjust, adjust_tokens
+from lexshard.kernels.penalties.cpu import adjust
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.rows.lanes import LANES
 from lexshard.kernels.screen.cpu import (
@@ -26,7 +25,6 @@ from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER, W
 from lexshard.kernels.search.candidates import find_candidates, narrow
 from lexshard.kernels.search.leaders import find_leaders
 from lexshard.kernels.search.thresholds import find_thresholds_of
-from lexshard.kernels.search.types import GUMBEL
 from lexshard.kernels.team.jobs import run
 
 
@@ -192,43 +190,6 @@ def _narrowed(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _members(  # type: ignore[no-untyped-def]
-    found, raw, estimates, row_slack, slack, padded, weight, needs, adjustments, top_p
-):
-    """Whether what each row draws from its candidates lies in its nucleus, if it draws from one,
-    and how many more logits that took."""
-    ids, offsets, largest = found
-    members = np.ones(top_p.size, np.bool_)
-    weighed = np.zeros(top_p.size, np.int64)
-    nothing = np.empty(0, np.int32)
-    for row in range(top_p.size):
-        if needs.kind[row] != GUMBEL or top_p[row] >= 1.0:
-            continue
-        scale = needs.inverse_temperature[row]
-        own = ids[offsets[row] : offsets[row + 1]]
-        logits = raw[offsets[row] : offsets[row + 1]].copy()
-        if adjustments.active[row]:
-            adjust_tokens(own, logits, row, adjustments)
-        place = drawn(own, logits, needs.key[row], needs.position[row], scale)
-        members[row] = False
-        if place < 0:
-            continue
-        bounds = (estimates[row], row_slack, slack[row], adjustments, row, scale)
-        token = (top_p[row], own[place], logits[place], largest[row])
-        members[row] = stands(*bounds, *token, nothing, raw[:0], True)
-        if not members[row]:
-            heavy = heaviest(*bounds, largest[row], estimates.shape[1] // HEAVY_SHARE)
-            weighed[row] = heavy.size
-            known = gather(
-                padded[row : row + 1], weight, heavy, np.array([0, heavy.size], np.int64)
-            )
-            if adjustments.active[row]:
-                adjust_tokens(heavy, known, row, adjustments)
-            members[row] = stands(*bounds, *token, heavy, known, True)
-    return members, weighed
-
-
-@njit(nogil=True, cache=True)
 def certified_candidates(  # type: ignore[no-untyped-def]
     team,
     size,
@@ -244,6 +205,10 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     multipliers,
     low,
     fine_row_slack,
+    panels,
+    dense_row_slack,
+    dense_block_slack,
+    dense_limits,
     needs,
     adjustments,
     top_p,
@@ -268,7 +233,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         known = _screen(team, size, hidden, values, *tier, *states)
     if not known:
         nothing, left = np.zeros(1, np.int64), np.zeros(0, np.int64)
-        none = (np.empty(0, np.bool_), left, left)
+        none = (np.empty(0, np.bool_), left, np.empty(0, np.bool_), left)
         return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0, *none)
     leaders, first, maxima, noise = find_leaders(
         estimates, row_slack, every, by_block, vocabulary, needs, adjustments
@@ -306,9 +271,12 @@ def certified_candidates(  # type: ignore[no-untyped-def]
             logits, begin = exact, first
         for index in range(begin[row], begin[row + 1]):
             best[row] = max(best[row], np.float64(logits[index]))
-    found = (ids, offsets, largest)
-    members, weighed = _members(
-        found, raw, estimates, row_slack, slack, padded, weight, needs, adjustments, top_p
+    dense = (panels, dense_row_slack, dense_block_slack, dense_limits)
+    bounds = (estimates, row_slack, block_slack, slack)
+    candidates = (ids, raw, offsets, largest, best)
+    asked = (needs, adjustments, top_p)
+    ids, raw, offsets, certain = draw_from_nuclei(
+        team, size, hidden, padded, weight, dense, candidates, maxima, bounds, *asked
     )
     return True, (
         ids,
@@ -318,7 +286,6 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         largest,
         best,
         leaders.size,
-        members,
-        weighed,
+        *certain,
         refined,
     )

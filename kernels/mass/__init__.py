@@ -15,15 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.kernels.mass import cpu
-from lexshard.kernels.mass.reference import BINS, HEAVY_SHARE, Logits, Outline, OutsideMass
+from lexshard.kernels.mass.reference import BINS, TRIES, Logits, Outline, OutsideMass
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import Estimates, Needs
 
 __all__ = [
+    "TRIES",
     "Logits",
     "Outline",
     "OutsideMass",
     "adjusted_bounds",
+    "block_ceilings",
     "drawn",
     "heaviest_tokens",
     "outline",
@@ -31,8 +33,6 @@ __all__ = [
     "plan",
     "stands",
 ]
-
-NO_LOGITS = Logits(np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 def adjusted_bounds(
@@ -74,7 +74,8 @@ def stands(
     top_p: float,
     token: Logits,
     largest: float,
-    known: Logits = NO_LOGITS,
+    ceilings: npt.NDArray[np.float32],
+    known: Logits,
     *,
     inside: bool = True,
 ) -> bool:
@@ -83,7 +84,8 @@ def stands(
 
     It stands inside if all better ones hold less, and then it is what is drawn from the nucleus if
     it is what is drawn from all tokens; which tokens the nucleus holds is not known. No upper bound
-    is above ``largest``. Of ``known`` tokens, sorted, their logits count, of others their bounds.
+    is above ``largest``, nor above the one of ``ceilings`` (`block_ceilings`) of its block. Of
+    ``known`` tokens, sorted, their logits count, of others their bounds.
     """
     scale, ids, logits = needs.inverse_temperature[0], *token
     found: bool = cpu.stands(
@@ -93,22 +95,30 @@ def stands(
         ids[0],
         logits[0],
         largest,
+        ceilings,
         *known,
         inside,
     )
     return found
 
 
+def block_ceilings(
+    estimates: Estimates, adjustments: Adjustments, maxima: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """Per block of one row a bound on the adjusted upper bounds of its tokens; ``maxima`` [V / 64]
+    as `kernels.search.find_leaders` finds them."""
+    values, row_slack, hidden_slack, *row = _only_row(estimates, adjustments)
+    bounds = (values, row_slack, hidden_slack, estimates.block_slack, *row)
+    found: npt.NDArray[np.float32] = cpu.ceilings_of(*bounds, maxima)
+    return found
+
+
 def heaviest_tokens(
-    estimates: Estimates, needs: Needs, adjustments: Adjustments, largest: float
+    estimates: Estimates, adjustments: Adjustments, ceilings: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.int32]:
     """The tokens of one row, sorted, whose logits are worth knowing where its bounds do not tell:
-    those with the largest upper bounds, none of which is above ``largest``."""
-    most = estimates.row_slack.shape[1] // HEAVY_SHARE
-    scale = needs.inverse_temperature[0]
-    found: npt.NDArray[np.int32] = cpu.heaviest(
-        *_only_row(estimates, adjustments), scale, largest, most
-    )
+    those with the largest upper bounds, at most one of `HEAVY_SHARE`."""
+    found: npt.NDArray[np.int32] = cpu.heaviest(*_only_row(estimates, adjustments), ceilings)
     return found
 
 

@@ -7,13 +7,17 @@ import math
 import numpy as np
 from numba import njit
 
+from lexshard.kernels.block_vectors import reaching, write_block_bounds
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.exponential import single_precision
 from lexshard.kernels.exponential.double_precision import exponential
+from lexshard.kernels.masks import NONE, ONE, lowest_bit
 from lexshard.kernels.mass.reference import (
     BIN_WIDTH,
     BINS,
     CONFIDENCE,
     FARTHEST_DRAWN,
+    HEAVY_SHARE,
     LARGEST_PLACE,
     MASS_MARGIN,
     MEMBER_MARGIN,
@@ -21,11 +25,14 @@ from lexshard.kernels.mass.reference import (
 from lexshard.kernels.noise.cpu import noise_of
 from lexshard.kernels.ordered_sums import total
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
-from lexshard.kernels.search.blocks import slack_factors, upper_bounds
+from lexshard.kernels.search.blocks import block_bounds, cover, slack_factors, upper_bounds
+from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
 
 CHUNK = 512  # tokens whose bounds are weighed at a time
-# Of tokens whose logits may be worth knowing: in logits times s below the largest bound.
-HEAVY_BIN, HEAVY_BINS = 1.0 / 8.0, 128
+# Tokens whose logits may be worth knowing are at least as good as so many blocks are at best: one
+# of 16, but no fewer than this.
+HEAVY_BLOCKS, FEWEST_HEAVY = 16, 64
+MOST_OF_BLOCK = 16  # of them on average; the others have their bounds
 
 
 @njit(nogil=True, cache=True)
@@ -105,39 +112,132 @@ def _shares(one, other, least, scale, top, above, below):  # type: ignore[no-unt
 
 
 @njit(nogil=True, cache=True)
-def heaviest(values, row_slack, hidden_slack, adjustments, row, scale, largest, most):  # type: ignore[no-untyped-def]
-    """The tokens with the largest upper bounds, none of which is above ``largest``, sorted by id:
-    as many bins of them as hold up to ``most``."""
-    factors = slack_factors(hidden_slack)
-    size = row_slack.shape[1]
-    if not math.isfinite(largest):
+def ceilings_of(  # type: ignore[no-untyped-def]
+    values, row_slack, hidden_slack, block_slack, adjustments, row, maxima
+):
+    """Per block of a row a bound on the upper bounds of its tokens, from ``maxima`` [V / 64] of the
+    estimates that its mask holds."""
+    factors, size = slack_factors(hidden_slack), row_slack.shape[1]
+    ceilings = block_bounds(maxima, block_slack, factors)
+    if adjustments.active[row]:
+        cover(ceilings, values, row_slack, factors, size, row, adjustments)
+    return ceilings
+
+
+@njit(nogil=True, cache=True)
+def _write_last_block(values, row_slack, factors, start, upper):  # type: ignore[no-untyped-def]
+    own = upper[: row_slack.shape[1] - start]
+    upper_bounds(values, row_slack, factors, start, own)
+    upper[own.size :] = MINUS_INFINITY
+
+
+@njit(nogil=True, cache=True, inline="always")
+def write_upper(values, row_slack, factors, block, upper):  # type: ignore[no-untyped-def]
+    """Writes the upper bounds ``upper`` [64] of a block, before adjustments: what has these takes
+    thirty times as long, be they of no use."""
+    start = block * BLOCK
+    if start + BLOCK <= row_slack.shape[1]:
+        write_block_bounds(values, row_slack, factors, start, upper)
+    else:
+        _write_last_block(values, row_slack, factors, start, upper)
+
+
+@njit(nogil=True, cache=True)
+def adjust_upper(upper, block, size, row, adjustments):  # type: ignore[no-untyped-def]
+    """Makes upper bounds of a block of ``size`` tokens adjusted ones."""
+    start = block * BLOCK
+    adjust_block(upper[: min(BLOCK, size - start)], start, row, adjustments)
+
+
+@njit(nogil=True, cache=True)
+def heaviest(values, row_slack, hidden_slack, adjustments, row, ceilings):  # type: ignore[no-untyped-def]
+    """The tokens with the largest upper bounds, sorted by id: those from the best blocks' ceilings
+    on, but no more than a share of the vocabulary."""
+    factors, upper = slack_factors(hidden_slack), np.empty(BLOCK, np.float32)
+    active, size = adjustments.active[row], row_slack.shape[1]
+    most = size // HEAVY_SHARE
+    blocks = min(most, max(FEWEST_HEAVY, ceilings.size // HEAVY_BLOCKS))
+    keys = np.empty(ceilings.size, np.int64)
+    for block in range(ceilings.size):
+        keys[block] = order_key(ceilings[block])
+    if blocks == 0:
         return np.empty(0, np.int32)
-    factor = np.float32(scale / HEAVY_BIN)
-    top = np.float32(largest)
-    bins = np.empty(size, np.uint8)
-    upper = np.empty(CHUNK, np.float32)
-    for first in range(0, size, CHUNK):
-        own = upper[: min(CHUNK, size - first)]
-        upper_bounds(values, row_slack, factors, first, own)
-        if adjustments.active[row]:
-            adjust_block(own, first, row, adjustments)
-        for index in range(own.size):
-            below = (top - own[index]) * factor
-            bins[first + index] = np.uint8(min(below, np.float32(HEAVY_BINS)))
-    counts = np.zeros(HEAVY_BINS + 1, np.int64)
-    for index in range(size):
-        counts[bins[index]] += 1
-    total, end = 0, 0
-    while end < HEAVY_BINS and total + counts[end] <= most:
-        total += counts[end]
-        end += 1
-    ids = np.empty(total, np.int32)
-    count = 0
-    for index in range(size):
-        if bins[index] < end:
-            ids[count] = index
-            count += 1
-    return ids
+    least = key_value(kth_largest_key(keys, ceilings.size, blocks))
+    room, count = MOST_OF_BLOCK * blocks, 0
+    ids, bounds = np.empty(room, np.int32), np.empty(room, np.int64)
+    for block in range(ceilings.size):
+        if ceilings[block] < least or ceilings[block] == MINUS_INFINITY:
+            continue
+        write_upper(values, row_slack, factors, block, upper)
+        if active:
+            adjust_upper(upper, block, size, row, adjustments)
+        places = reaching(upper, least)
+        while places != NONE and count < room:
+            offset = lowest_bit(places)
+            places &= places - ONE
+            if upper[offset] > MINUS_INFINITY:
+                ids[count], bounds[count] = block * BLOCK + offset, order_key(upper[offset])
+                count += 1
+    if count <= most:
+        return ids[:count].copy()
+    edge = kth_largest_key(bounds[:count].copy(), count, most)
+    kept = 0
+    for index in range(count):
+        if bounds[index] > edge:
+            ids[kept] = ids[index]
+            kept += 1
+    return ids[:kept].copy()
+
+
+@njit(nogil=True, cache=True)
+def _stands_by_few(  # type: ignore[no-untyped-def]
+    values,
+    row_slack,
+    hidden_slack,
+    adjustments,
+    row,
+    scale,
+    top_p,
+    token,
+    logit,
+    top,
+    ceilings,
+    known,
+    known_logits,
+):
+    """`stands`, inside, as far as the tokens ``known`` and blocks whose ceilings reach ``logit``
+    tell: of all other tokens it is enough to know that they are no better."""
+    better, others = 0.0, exponential(np.float64(logit - top) * scale)
+    for index in range(known.size):
+        if known[index] != token:
+            mass = exponential(np.float64(known_logits[index] - top) * scale)
+            if known_logits[index] >= logit:
+                better += mass
+            else:
+                others += mass
+    factors, upper, place = slack_factors(hidden_slack), np.empty(BLOCK, np.float32), 0
+    active, size, share = adjustments.active[row], row_slack.shape[1], top_p - MEMBER_MARGIN
+    for block in range(ceilings.size):
+        if ceilings[block] < logit:
+            continue
+        if not better < share * (better + others):
+            return False
+        write_upper(values, row_slack, factors, block, upper)
+        if active:
+            adjust_upper(upper, block, size, row, adjustments)
+        start = block * BLOCK
+        while place < known.size and known[place] < start + BLOCK:
+            if known[place] >= start:
+                upper[known[place] - start] = MINUS_INFINITY
+            place += 1
+        if start <= token < start + BLOCK:
+            upper[token - start] = MINUS_INFINITY
+        places = reaching(upper, logit)
+        while places != NONE:
+            offset = lowest_bit(places)
+            places &= places - ONE
+            better += exponential(np.float64(upper[offset] - top) * scale)
+    return better < share * (better + others)
 
 
 @njit(nogil=True, cache=True)
@@ -152,17 +252,21 @@ def stands(  # type: ignore[no-untyped-def]
     token,
     logit,
     largest,
+    ceilings,
     known,
     known_logits,
     inside,
 ):
     """Whether ``token``, whose adjusted logit is known, is certainly ``inside`` of the nucleus, or
-    certainly outside: no upper bound is above ``largest``, and both bounds of the tokens ``known``
-    [K] are their logits."""
+    certainly outside: no upper bound is above ``largest``, none in a block above its ceiling of
+    ``ceilings`` [V / 64], and both bounds of the tokens ``known`` [K] are their logits."""
     top = np.float32(max(logit, np.float32(largest)))
     distance = np.float64(logit - top) * scale
     if not distance >= -FARTHEST_DRAWN:
         return False
+    bounds = (values, row_slack, hidden_slack, adjustments, row, scale, top_p, token, logit, top)
+    if inside and _stands_by_few(*bounds, ceilings, known, known_logits):
+        return True
     factors = slack_factors(hidden_slack)
     bounds, shares = np.empty((2, CHUNK), np.float32), np.empty((2, CHUNK))
     # Outside: what is certainly better has at least, all others have at most.

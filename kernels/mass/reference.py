@@ -27,6 +27,8 @@ MEMBER_MARGIN = 2.0**-12
 FARTHEST_DRAWN = 60.0
 # The share of the vocabulary whose logits are worth computing where bounds do not tell.
 HEAVY_SHARE = 64
+# Of tokens that lie outside, one after the other: each leaves top_p of what is left, or more.
+TRIES = 4
 # The uncertainty of the total mass that a plan accepts, in masses of the last token of the nucleus.
 CONFIDENCE = 0.5
 

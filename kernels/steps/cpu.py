@@ -138,6 +138,10 @@ def take_steps(  # type: ignore[no-untyped-def]
     multipliers,
     low,
     fine_row_slack,
+    panels,
+    dense_row_slack,
+    dense_block_slack,
+    dense_limits,
     needs,
     adjustments,
     top_p,
@@ -168,6 +172,7 @@ def take_steps(  # type: ignore[no-untyped-def]
     tokens, offsets = np.empty((steps, count), np.int64), np.zeros(rows + 1, np.int64)
     thresholds, largest, best = np.empty(rows), np.empty(rows), np.empty(rows)
     weighed, refined, leaders = np.empty(rows, np.int64), np.empty(rows, np.int64), 0
+    again = np.empty(rows, np.bool_)
     embedded = np.empty((count, width), np.float32)
     taken, spent, left, asked, come = 0, 0, NOTHING, now(), masked == MASKS_COME
     while taken < steps:
@@ -234,13 +239,16 @@ def take_steps(  # type: ignore[no-untyped-def]
             multipliers,
             low,
             fine_row_slack,
+            panels,
+            dense_row_slack,
+            dense_block_slack,
+            dense_limits,
             needs,
             adjustments,
             top_p,
         )
-        own, logits, own_offsets, reached, bounds, known_best, leading, members, also, bettered = (
-            found
-        )
+        own, logits, own_offsets, reached, bounds, known_best, leading = found[:7]
+        members, also, dense, bettered = found[7:]
         begin, first = taken * count, offsets[taken * count]
         if not known or widest(own_offsets) > most or first + own.size > room:
             break
@@ -256,6 +264,7 @@ def take_steps(  # type: ignore[no-untyped-def]
         high = begin + count
         thresholds[begin:high], largest[begin:high] = reached, bounds
         best[begin:high], weighed[begin:high], refined[begin:high] = known_best, also, bettered
+        again[begin:high] = dense
         leaders += leading
         taken += 1
         needs.position[:] += np.uint64(1)
@@ -289,6 +298,7 @@ def take_steps(  # type: ignore[no-untyped-def]
             leaders,
             np.ones(high, np.bool_),
             weighed[:high],
+            again[:high],
             refined[:high],
         ),
         found,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -16,7 +17,10 @@ from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels import pool
+from lexshard.kernels.certified import certified_candidates
+from lexshard.kernels.linear import pack
 from lexshard.kernels.quantize import quantize
+from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.screen.tile import PANEL
 from tests.support.certificate_needs import random_needs
 from tests.support.certificate_oracle import truth, violations
@@ -35,7 +39,8 @@ def shards(
     weight = torch.from_numpy(random.standard_normal((size, columns)).astype(np.float32))
     weight = weight.bfloat16() if half else weight
     ladder = Ladder({tier: quantize(weight.float(), tier)}, ((1, tier),))
-    both = [Shard(weight, None, None, 1.0, size, ladder=ladder) for _ in range(2)]
+    head, packed = (weight, None, None, 1.0, size), pack(weight)
+    both = [Shard(*head, linear=packed, ladder=ladder) for _ in range(2)]
     both[1]._plain._rows.clear()
     return both[0], both[1]
 
@@ -65,6 +70,59 @@ def test_the_same_candidates_and_certificates(
             assert ours.certificates == theirs.certificates
     finally:
         pool.set_threads(1)
+
+
+def _draws(
+    random: np.random.Generator, shard: Shard, adjusted: float
+) -> tuple[str, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Of rows that draw from their nucleus: what is wrong, which of them took products with all
+    weights, and of which not even these told."""
+    size, columns = shard.weight.shape
+    batch = random_needs(random, size, 60, kinds=KINDS[-1:], shares=(1.0,), adjusted=adjusted)
+    table = RowTable.of(batch.needs)
+    hidden = random.standard_normal((60, columns)) * random.uniform(0.1, 1.0, (60, 1))
+    hidden = hidden.astype(np.float32)
+    [rows] = shard._plain._rows.values()
+    found = certified_candidates(
+        hidden, rows, table.search(), table.flat, table.controls.top_p.copy()
+    )
+    assert found is not None
+    raw = canonical_logits(hidden, shard._rescorer.weight).reshape(60, size)
+    screened = shard.screen(hidden, table)
+    assert isinstance(screened.screening, DecidedRows)
+    wrong = violations(truth(raw, batch), batch, shard.rescore(screened))
+    return "".join(wrong), found.again, ~found.members
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_bounds_of_a_screen_leave_open_of_draws_those_of_all_products_tell(
+    seed: int, half: bool
+) -> None:
+    """Of tokens inside and outside of a nucleus, in flat rows and steep ones."""
+    random = np.random.default_rng(seed)
+    shard, _ = shards(random, int(random.integers(300, 3000)), 64, half)
+    try:
+        pool.set_threads(1 + seed % 3)
+        wrong, again, left = _draws(random, shard, 0.3)
+    finally:
+        pool.set_threads(1)
+    assert not wrong
+    assert again.mean() > 0.15
+    assert left.mean() < 0.1
+
+
+def test_wrong_products_of_all_weights_are_noticed() -> None:
+    """Half as large again as they are."""
+    random, wrong = np.random.default_rng(3), ""
+    for _ in range(4):
+        shard, _ = shards(random, 2000, 64, True)
+        [(name, honest)] = shard._plain._rows.items()
+        larger = (honest.panels.astype(np.uint32) << 16).view(np.float32) * np.float32(1.5)
+        panels = (larger.view(np.uint32) >> 16).astype(np.uint16)
+        shard._plain._rows[name] = honest._replace(panels=panels)
+        wrong += _draws(random, shard, 0.0)[0]
+    assert wrong
 
 
 @pytest.mark.parametrize("tier", ["int8", "int4"])

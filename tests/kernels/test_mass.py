@@ -16,6 +16,7 @@ from lexshard.kernels import mass
 from lexshard.kernels.mass import (
     Logits,
     Outline,
+    block_ceilings,
     heaviest_tokens,
     outline,
     outside_mass,
@@ -24,6 +25,7 @@ from lexshard.kernels.mass import (
     stands,
 )
 from lexshard.kernels.penalties import adjust
+from lexshard.kernels.search import find_leaders
 from lexshard.kernels.truncate.reference import truncate
 from tests.support.search_cases import canonical_row, estimates_of, random_need
 
@@ -92,17 +94,22 @@ def _bounds_tell_truly(
         return None
     _, upper = mass.adjusted_bounds(estimates, size, flat)
     largest = float(upper.max()) + float(random.choice([0.0, 0.25]))
-    heavy = heaviest_tokens(estimates, search, flat, largest)
+    best = find_leaders(estimates, size, search, flat)
+    ceilings = block_ceilings(estimates, flat, best.maxima[0])
+    for block, ceiling in enumerate(ceilings):
+        assert upper[64 * block : 64 * block + 64].max() <= ceiling
+    heavy = heaviest_tokens(estimates, flat, ceilings)
     assert len(heavy) <= size // reference.HEAVY_SHARE
     if len(heavy):
         assert upper[heavy].min() >= np.delete(upper, heavy).max(initial=-np.inf)
     nothing, known = Logits(every[:0], logits[:0]), Logits(heavy, logits[heavy])
     token = Logits(every, logits).at(place)
     arguments = (estimates, search, flat, top_p, token, largest)
+    ours = (*arguments, ceilings)
     kept = truncate(logits, scale, 0, top_p, -math.inf)
     told = []
     for inside in (True, False):
-        alone, more = (stands(*arguments, each, inside=inside) for each in (nothing, known))
+        alone, more = (stands(*ours, each, inside=inside) for each in (nothing, known))
         if slack_factor == 1.0:
             assert more >= alone
         assert more == reference.stands(*arguments, known, inside=inside)

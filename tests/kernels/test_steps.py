@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.actors.head.screens import DenseScreen
 from lexshard.actors.states.row_table import flatten_adjustments
-from lexshard.kernels import pool, steps
+from lexshard.kernels import linear, pool, steps
 from lexshard.kernels.certified import Certified, Rows, certified_candidates
 from lexshard.kernels.decision import decide_packed, pack
 from lexshard.kernels.draw import Controls
@@ -50,7 +51,8 @@ def case(seed: int, rows: int, **kinds: Any) -> tuple[LlamaStack, Rows, AskedRow
         table = (table.astype(np.uint32) << 16).view(np.float32)
     wide = torch.from_numpy(3 * table)
     tier = quantize(wide, "int4") if seed % 2 else quantize(wide, "int8")
-    head = Rows.of(3 * table, tier, block_slack(tier.row_slack))
+    panels, dense = linear.pack(wide, half=False).panels, DenseScreen(wide, None).slack
+    head = Rows.of(3 * table, tier, block_slack(tier.row_slack), panels, dense)
     searched = random.choice([GREEDY, GUMBEL, TOP_K, MIN_P], rows)
     hot = np.where(searched == GREEDY, 0.0, random.uniform(0.5, 2.0, rows).astype(np.float32))
     nucleus = np.where(searched == GUMBEL, random.choice([0.8, 1.0], rows), 1.0)
@@ -170,7 +172,7 @@ def one_by_one(
 def check(taken: StepsTaken, said: list[list[int]], found: list[Certified], rows: int) -> None:
     steps = len(taken.tokens)
     assert taken.tokens == said[:steps]
-    for name in ("ids", "raw", "thresholds", "largest", "best", "members", "weighed", "refined"):
+    for name in {*Certified._fields} - {"offsets", "leaders"}:
         expected = [getattr(each, name) for each in found[:steps]]
         np.testing.assert_array_equal(getattr(taken.found, name), np.concatenate(expected))
     widths = np.concatenate([np.diff(each.offsets) for each in found[:steps]])

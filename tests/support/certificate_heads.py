@@ -13,6 +13,7 @@ import torch
 from lexshard.actors.head.ladder import Choices, Ladder
 from lexshard.actors.head.screens import DENSE, Linear
 from lexshard.actors.head.shard import Shard
+from lexshard.kernels.linear import pack
 from lexshard.kernels.quantize import Int4Tier, Kind, Tier, quantize
 from lexshard.kernels.rows import canonical_logits, postprocess
 
@@ -67,8 +68,8 @@ class Head:
         if screen != DENSE:
             tiers = {name: self.tiers[name] for name in LADDERS[screen]}
             ladder = Ladder(tiers, CHOICES[screen])
-        post = (self.softcap, self.scale)
-        return Shard(self.weight, self.bias, *post, size, linear=linear, ladder=ladder)
+        post, multiplied = (self.softcap, self.scale), linear or pack(self.weight)
+        return Shard(self.weight, self.bias, *post, size, linear=multiplied, ladder=ladder)
 
     def canonical(self, hidden: Array) -> Array:
         """Every raw canonical logit [N, V] of ``hidden`` [N, d]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from lexshard.actors.head.shard import Shard
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.bounds import summarise
-from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.linear import pack
 from lexshard.kernels.quantize import Int8Tier, Tier, quantize
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ def timed_shard(
         ladder = Ladder(tiers, ((1, next(iter(tiers))),)) if tiers else None
         # The row kernel is the dense screen: half the bytes of fp32 for bf16 weights, and four to
         # six times as fast as torch at one row.
-        dense = partial(linear, weight=pack(part.weight))
-        shard = Shard(*head, linear=dense, ladder=ladder, owned=part.owned)
+        shard = Shard(*head, linear=pack(part.weight), ladder=ladder, owned=part.owned)
         ready(shard)
         if ladder is None or part.samples is None:
             return BuiltShard(shard)

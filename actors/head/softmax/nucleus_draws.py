@@ -2,8 +2,8 @@
 
 What such a row draws from all tokens is what it draws from the nucleus, if it lies there, and that
 bounds can tell without knowing the nucleus (`kernels.mass.stands`): its set takes the mass of the
-whole softmax, exactly, where this takes that all better tokens certainly hold too little. Where
-bounds are too loose for that the canonical logits of the tokens that weigh most are tried.
+whole softmax, exactly, where this takes that all better tokens certainly hold too little. Tokens
+that weigh most have their canonical logits, all others their bounds.
 
 If the token certainly lies outside, so do all that are no better, and what is drawn from the others
 is tried in its place.
@@ -21,7 +21,15 @@ from lexshard.actors.head.rescoring import Rescorer
 from lexshard.actors.head.screens import ScreenedRows
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.masks import mask_words
-from lexshard.kernels.mass import Logits, adjusted_bounds, drawn, heaviest_tokens, stands
+from lexshard.kernels.mass import (
+    TRIES,
+    Logits,
+    adjusted_bounds,
+    block_ceilings,
+    drawn,
+    heaviest_tokens,
+    stands,
+)
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search import (
     Estimates,
@@ -32,8 +40,6 @@ from lexshard.kernels.search import (
 )
 
 Ids = npt.NDArray[np.int32]
-# Of tokens that lie outside, one after the other: each leaves top_p of what is left, or more.
-TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +66,9 @@ def certain_draws(
     place = {row: index for index, row in enumerate(screened.rows.tolist())}
     certain: dict[int, CertainDraw] = {}
     for row, ids in lists.items():
-        draw = _Draw(*screened.one_row(place[row]), rescorer, hidden[row : row + 1])
-        tries = TRIES if tight else 1
-        found = draw.of(ids, float(asked.controls.top_p[row]), float(largest[row]), tries)
+        maxima = screened.leaders.maxima[place[row]]
+        draw = _Draw(*screened.one_row(place[row]), rescorer, hidden[row : row + 1], maxima)
+        found = draw.of(ids, float(asked.controls.top_p[row]), float(largest[row]), tight)
         if found is not None:
             certain[row] = found
     return certain
@@ -77,31 +83,30 @@ class _Draw:
     adjustments: Adjustments
     rescorer: Rescorer
     hidden: npt.NDArray[np.float32]  # [1, d]
+    maxima: npt.NDArray[np.float32]  # [V / 64] of the estimates that its mask holds
     computed: int = 0
 
-    def of(self, ids: Ids, top_p: float, largest: float, tries: int) -> CertainDraw | None:
-        """What is certain of a row whose candidates are ``ids``."""
+    def of(self, ids: Ids, top_p: float, largest: float, tight: bool) -> CertainDraw | None:
+        """What is certain of a row whose candidates are ``ids``; of ``tight`` bounds the token that
+        it draws alone."""
         bounds = (self.estimates, self.needs, self.adjustments)
         candidates = self._exact(ids)
-        known: Logits | None = None
-        for left in reversed(range(tries)):
+        ceilings = block_ceilings(self.estimates, self.adjustments, self.maxima)
+        known = self._exact(heaviest_tokens(self.estimates, self.adjustments, ceilings))
+        for left in reversed(range(TRIES if tight else 1)):
             place = drawn(self.needs, candidates)
             if place < 0:
                 return None
             token = candidates.at(place)
-            asked = (*bounds, top_p, token, largest)
-            if stands(*asked, *(() if known is None else (known,))):
-                return CertainDraw(ids, self.computed)
-            if known is None:
-                known = self._exact(heaviest_tokens(*bounds, largest))
-                if stands(*asked, known):
-                    return CertainDraw(ids, self.computed)
-            if not left or not stands(*asked, known, inside=False):
+            told = (*bounds, top_p, token, largest, ceilings, known)
+            if stands(*told):
+                return CertainDraw(token.ids if tight else ids, self.computed)
+            if not left or not stands(*told, inside=False):
                 return None
             better = self._better(token)
             if better is None:
                 return None
-            candidates, ids = better, better.ids
+            candidates = better
         return None
 
     def _better(self, token: Logits) -> Logits | None:

@@ -274,7 +274,8 @@ def test_half_the_bound_of_fp32_products_is_not_enough(monkeypatch: pytest.Monke
     states = random.standard_normal((1000, columns)).astype(np.float32)
     assert not _lost(head, head.shard(DENSE, worst_sums), states, DENSE)
     shard = head.shard(DENSE, worst_sums)
-    monkeypatch.setattr(shard._dense, "_relative_error", 0.5 * shard._dense._relative_error)
+    honest = shard._dense.slack
+    monkeypatch.setattr(shard._dense, "slack", honest._replace(limits=honest.limits * (0.5, 1.0)))
     _assert_noticed("fp32", _lost(head, shard, states, DENSE), len(states))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch
 from lexshard.actors.head.ladder import Ladder
 from lexshard.actors.head.screens import DENSE
 from lexshard.actors.head.shard import Shard
-from lexshard.kernels.linear import linear, pack
+from lexshard.kernels.linear import pack
 from lexshard.kernels.rows import canonical_logits
 from tests.support.certificate_heads import CHOICES, Array, Head, hidden_states, with_tiers
 from tests.support.certificate_needs import random_needs
@@ -43,7 +41,7 @@ def _prove_full_size(head: Head, counts: dict[str, int], seed: int) -> None:
         None,
         1.0,
         len(head.weight),
-        linear=functools.partial(linear, weight=pack(head.weight)),
+        linear=pack(head.weight),
         ladder=Ladder(head.tiers, CHOICES["int8"]),
     )
     for screen, wanted in counts.items():
