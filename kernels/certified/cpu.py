@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 import lexshard.kernels.screen.vnni as vnni
+from lexshard.kernels.blocks import BLOCK
 from lexshard.kernels.certified.nucleus import draw_from_nuclei
 from lexshard.kernels.copies import copy_into, own_lines
 from lexshard.kernels.penalties.cpu import adjust
@@ -23,7 +24,7 @@ from lexshard.kernels.screen.cpu import (
 from lexshard.kernels.screen.hidden import EIGHT_BIT_LOSS, EIGHT_BIT_ROWS, quantize
 from lexshard.kernels.screen.types import LARGEST_EIGHT_BITS, LARGEST_INTEGER, WORTH_REFINING
 from lexshard.kernels.search.candidates import find_candidates, narrow
-from lexshard.kernels.search.leaders import find_leaders
+from lexshard.kernels.search.leaders import find_leaders, outline_blocks
 from lexshard.kernels.search.thresholds import find_thresholds_of
 from lexshard.kernels.team.jobs import run
 
@@ -51,28 +52,48 @@ def _quantized(hidden, direction, limits, nibbles, largest, values, starts, resu
 
 
 @njit(nogil=True, cache=True)
+def _outline(out, outline, first, last):  # type: ignore[no-untyped-def]
+    """What the search is told of the blocks of estimates that were just made."""
+    needs, adjustments, maxima, noise = outline
+    every = np.empty(0, np.int32)
+    blocks = (first // BLOCK, (last + BLOCK - 1) // BLOCK)
+    rows = (every, every.size == 0, out.shape[1], needs, adjustments)
+    outline_blocks(out, *rows, *blocks, maxima, noise)
+
+
+@njit(nogil=True, cache=True)
+def _own(rank, size, vocabulary):  # type: ignore[no-untyped-def]
+    """The tokens of a thread, from the first, up to the second: whole blocks."""
+    blocks = (vocabulary + BLOCK - 1) // BLOCK
+    return BLOCK * (blocks * rank // size), min(BLOCK * (blocks * (rank + 1) // size), vocabulary)
+
+
+@njit(nogil=True, cache=True)
 def _screen_sixteen_bits(  # type: ignore[no-untyped-def]
-    rank, size, values, scale, products, hidden, step, share, out
+    rank, size, values, scale, products, hidden, step, share, out, outline
 ):
-    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    first, last = _own(rank, size, out.shape[1])
     screen_bytes(values, scale, products, hidden, step, share, out, first, last)
+    _outline(out, outline, first, last)
 
 
 @njit(nogil=True, cache=True)
 def _screen_eight_bits(  # type: ignore[no-untyped-def]
-    rank, size, values, scale, products, hidden, starts, step, share, out
+    rank, size, values, scale, products, hidden, starts, step, share, out, outline
 ):
-    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    first, last = _own(rank, size, out.shape[1])
     screen_signed_bytes(values, scale, products, hidden, starts, step, share, out, first, last)
+    _outline(out, outline, first, last)
 
 
 @njit(nogil=True, cache=True)
 def _screen_high(  # type: ignore[no-untyped-def]
-    rank, size, high, multipliers, scale, products, hidden, starts, step, share, out
+    rank, size, high, multipliers, scale, products, hidden, starts, step, share, out, outline
 ):
-    first, last = out.shape[1] * rank // size, out.shape[1] * (rank + 1) // size
+    first, last = _own(rank, size, out.shape[1])
     weights = (high, multipliers, scale, products)
     screen_nibbles(*weights, hidden, starts, step, share, out, first, last)
+    _outline(out, outline, first, last)
 
 
 @njit(nogil=True, cache=True)
@@ -98,7 +119,18 @@ def _means_nothing(slack, results):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _screen_by_nibbles(  # type: ignore[no-untyped-def]
-    team, size, hidden, planes, scale, products, direction, limits, quantized, estimates, slack
+    team,
+    size,
+    hidden,
+    planes,
+    scale,
+    products,
+    direction,
+    limits,
+    quantized,
+    estimates,
+    slack,
+    outline,
 ):
     """`_screen` by an int4 tier; fills what is ``quantized``, too, with which a few estimates are
     bettered."""
@@ -112,15 +144,16 @@ def _screen_by_nibbles(  # type: ignore[no-untyped-def]
     copy_into(step, results[:, 0])
     copy_into(share, results[:, 1])
     weights = (high, multipliers, scale, products)
-    run(team, size, _screen_high, (*weights, words, starts, 16.0 * step, share, estimates))
+    run(team, size, _screen_high, (*weights, words, starts, 16.0 * step, share, estimates, outline))
     return True
 
 
 @njit(nogil=True, cache=True)
 def _screen(  # type: ignore[no-untyped-def]
-    team, size, hidden, values, scale, products, direction, limits, estimates, slack
+    team, size, hidden, values, scale, products, direction, limits, estimates, slack, outline
 ):
-    """Fills ``estimates`` [N, V] and ``slack`` [N, 3]; whether they mean anything."""
+    """Fills ``estimates`` [N, V], ``slack`` [N, 3] and the arrays of ``outline``; whether they mean
+    anything."""
     count, vocabulary = estimates.shape
     integers = own_lines(count, values.shape[1] // 2).view(np.int16)
     none, results = np.empty((count, 0), np.int32), np.empty((count, 6))
@@ -142,18 +175,18 @@ def _screen(  # type: ignore[no-untyped-def]
             for column in range(integers.shape[1]):
                 total += integers[row, column]
             starts[row] = np.int32(-128 * total)
-        size = min(size, vocabulary // PANEL)
+        size = max(1, min(size, vocabulary // BLOCK))
         small = own_lines(count, values.shape[1] // 4).view(np.int8)
         for row in range(count):
             copy_into(small[row], integers[row])
-        arguments = (values, scale, products, small, starts, step, share, estimates)
+        arguments = (values, scale, products, small, starts, step, share, estimates, outline)
         run(team, size, _screen_eight_bits, arguments)
     else:
         run(
             team,
             size,
             _screen_sixteen_bits,
-            (values, scale, products, integers, step, share, estimates),
+            (values, scale, products, integers, step, share, estimates, outline),
         )
     return True
 
@@ -226,7 +259,10 @@ def certified_candidates(  # type: ignore[no-untyped-def]
     starts = np.zeros((count, wide.shape[1] // 16), np.int32)
     quantized = (wide, starts, np.empty(count), np.empty(count))
     planes = (values, multipliers, low)
-    tier, states = (scale, products, direction, limits), (estimates, slack)
+    maxima = np.empty((count, (vocabulary + BLOCK - 1) // BLOCK), np.float32)
+    noise = np.empty(maxima.shape, np.float64)
+    outline = (needs, adjustments, maxima, noise)
+    tier, states = (scale, products, direction, limits), (estimates, slack, outline)
     if nibbles:
         known = _screen_by_nibbles(team, size, hidden, planes, *tier, quantized, *states)
     else:
@@ -235,9 +271,8 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         nothing, left = np.zeros(1, np.int64), np.zeros(0, np.int64)
         none = (np.empty(0, np.bool_), left, np.empty(0, np.bool_), left)
         return False, (every, np.empty(0, np.float32), nothing, best, best, best, 0, *none)
-    leaders, first, maxima, noise = find_leaders(
-        estimates, row_slack, every, by_block, vocabulary, needs, adjustments
-    )
+    rows = (every, by_block, vocabulary, needs, adjustments)
+    leaders, first = find_leaders(team, size, estimates, row_slack, *rows, maxima, noise)
     padded = np.zeros((count, columns + -columns % LANES))
     for row in range(count):
         copy_into(padded[row], hidden[row])
@@ -246,18 +281,7 @@ def certified_candidates(  # type: ignore[no-untyped-def]
         exact = adjust(leaders, exact, first, adjustments)
     thresholds = find_thresholds_of(leaders, exact, first, needs)
     ids, offsets, largest = find_candidates(
-        estimates,
-        row_slack,
-        slack,
-        block_slack,
-        every,
-        by_block,
-        vocabulary,
-        needs,
-        adjustments,
-        thresholds,
-        maxima,
-        noise,
+        team, size, estimates, row_slack, slack, block_slack, *rows, thresholds, maxima, noise
     )
     search = (needs, adjustments, thresholds)
     weights = (planes, fine_row_slack, scale, products)

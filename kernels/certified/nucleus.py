@@ -31,7 +31,7 @@ from lexshard.kernels.rounding import LARGEST_BOUND, SMALLEST_PRODUCT
 from lexshard.kernels.rows.cpu import gather
 from lexshard.kernels.search.blocks import slack_factors
 from lexshard.kernels.search.candidates import find_candidates
-from lexshard.kernels.search.leaders import find_leaders
+from lexshard.kernels.search.leaders import find_leaders, outline_blocks
 from lexshard.kernels.search.thresholds import find_thresholds_of
 from lexshard.kernels.search.types import GUMBEL, Needs
 from lexshard.kernels.team.jobs import run
@@ -137,30 +137,33 @@ def _better(bounds, needs, adjustments, token, logit):  # type: ignore[no-untype
 
 
 @njit(nogil=True, cache=True)
-def _searched(bounds, padded, weight, needs, adjustments):  # type: ignore[no-untyped-def]
+def _searched(team, bounds, padded, weight, needs, adjustments):  # type: ignore[no-untyped-def]
     """The candidates of one row, a bound on every upper bound, the maxima of blocks, the best of
     the leaders, and how many these were."""
     values, row_slack, block_slack, slack = bounds
     every, vocabulary = np.empty(0, np.int32), row_slack.shape[1]
     by_block = every.size == 0
     rows = (every, by_block, vocabulary, needs, adjustments)
-    leaders, first, maxima, noise = find_leaders(values, row_slack, *rows)
+    maxima = np.empty((1, (vocabulary + BLOCK - 1) // BLOCK), np.float32)
+    noise = np.empty(maxima.shape, np.float64)
+    outline_blocks(values, *rows, 0, maxima.shape[1], maxima, noise)
+    leaders, first = find_leaders(team, 1, values, row_slack, *rows, maxima, noise)
     exact = _logits(leaders, padded, weight, adjustments, 0)
     thresholds = find_thresholds_of(leaders, exact, first, needs)
     ids, _, largest = find_candidates(
-        values, row_slack, slack, block_slack, *rows, thresholds, maxima, noise
+        team, 1, values, row_slack, slack, block_slack, *rows, thresholds, maxima, noise
     )
     best = np.float64(exact.max()) if exact.size else -np.inf
     return ids, largest[0], maxima[0], best, leaders.size
 
 
 @njit(nogil=True, cache=True)
-def _draw(bounds, padded, weight, needs, adjustments, top_p):  # type: ignore[no-untyped-def]
+def _draw(team, bounds, padded, weight, needs, adjustments, top_p):  # type: ignore[no-untyped-def]
     """The token that one row draws from its nucleus, -1 where ``bounds`` do not tell, its logit
     before any processor, a bound on every upper bound, the best logit that is known, and how many
     logits that took."""
     values, row_slack, block_slack, slack = bounds
-    ids, largest, maxima, best, _ = _searched(bounds, padded, weight, needs, adjustments)
+    ids, largest, maxima, best, _ = _searched(team, bounds, padded, weight, needs, adjustments)
     nothing = (np.int32(-1), np.float32(0.0), largest, best, ids.size)
     if 2 * ids.size > row_slack.shape[1]:
         return nothing
@@ -187,7 +190,7 @@ def _draw(bounds, padded, weight, needs, adjustments, top_p):  # type: ignore[no
         if left == 0 or not stands(*told, False):
             return nothing
         masked = _better(bounds, needs, adjustments, token, logit)
-        found, _, _, _, leading = _searched(bounds, padded, weight, needs, masked)
+        found, _, _, _, leading = _searched(team, bounds, padded, weight, needs, masked)
         better = _logits(found, padded, weight, *row)
         computed += leading + found.size
         place = drawn(found, better, needs.key[0], needs.position[0], scale)
@@ -201,7 +204,7 @@ def _draw(bounds, padded, weight, needs, adjustments, top_p):  # type: ignore[no
 
 @njit(nogil=True, cache=True)
 def _draw_part(  # type: ignore[no-untyped-def]
-    rank, size, left, values, dense, slack, padded, weight, needs, adjustments, top_p, answers
+    rank, size, team, left, values, dense, slack, padded, weight, needs, adjustments, top_p, answers
 ):
     """Fills ``answers`` of every ``size``-th of the rows that are ``left``."""
     row_slack, block_slack = dense
@@ -211,7 +214,7 @@ def _draw_part(  # type: ignore[no-untyped-def]
         own, adjusted = _of_row(needs, adjustments, row)
         bounds = (values[index : index + 1], row_slack, block_slack, slack[index : index + 1])
         state = padded[row : row + 1]
-        found = _draw(bounds, state, weight, own, adjusted, top_p[row])
+        found = _draw(team, bounds, state, weight, own, adjusted, top_p[row])
         tokens[index], raw[index], largest[index], best[index], computed[index] = found
 
 
@@ -263,7 +266,7 @@ def draw_from_nuclei(  # type: ignore[no-untyped-def]
     computed = np.empty(left.size, np.int64)
     answers = (tokens, logits, most, highest, computed)
     slacks = (dense_row_slack, dense_block_slack)
-    run(team, size, _draw_part, (left, values, slacks, slack, *asked, answers))
+    run(team, size, _draw_part, (team, left, values, slacks, slack, *asked, answers))
     for index in range(left.size):
         row = left[index]
         again[row], members[row] = True, tokens[index] >= 0

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 import lexshard.kernels.search.candidates as candidates
 import lexshard.kernels.search.leaders as leaders
-from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels import pool
+from lexshard.kernels.blocks import BLOCK, blocks_of
 from lexshard.kernels.penalties import Adjustments
 from lexshard.kernels.search.thresholds import find_thresholds_of
 from lexshard.kernels.search.types import (
@@ -49,6 +50,10 @@ __all__ = [
 ]
 
 
+# These calls are short beside what their callers do.
+ALONE = pool.team(worth=False)
+
+
 def block_slack(row_slack: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The largest of every 64 entries of ``row_slack`` [2, V]: [2, V / 64], rounded up."""
     return np.maximum.reduceat(row_slack, np.arange(0, row_slack.shape[1], BLOCK), axis=1)
@@ -67,17 +72,14 @@ def find_leaders(
     """
     if np.any((needs.kind == TOP_K) & (needs.k < 1)):
         raise ValueError("a row of the k best wants k of at least 1: leave it out of the search")
-    return Leaders(
-        *leaders.find_leaders(
-            estimates.values,
-            estimates.row_slack,
-            estimates.token_ids,
-            estimates.by_block,
-            vocabulary_size,
-            needs,
-            adjustments,
-        )
-    )
+    values, numbers = estimates.values, (estimates.token_ids, estimates.by_block)
+    rows = (*numbers, vocabulary_size, needs, adjustments)
+    maxima = np.empty((len(values), blocks_of(vocabulary_size)), np.float32)
+    noise = np.empty(maxima.shape)
+    leaders.outline_blocks(values, *rows, 0, maxima.shape[1], maxima, noise)
+    arguments = (values, estimates.row_slack, *rows, maxima, noise)
+    ids, offsets = leaders.find_leaders(*ALONE, *arguments)
+    return Leaders(ids, offsets, maxima, noise)
 
 
 def find_thresholds(
@@ -111,7 +113,7 @@ def find_candidates(
     candidate, since ties go to the lower id.
     """
     arguments = (vocabulary_size, needs, adjustments, thresholds, best.maxima, best.noise)
-    return Found(*candidates.find_candidates(*estimates, *arguments))
+    return Found(*candidates.find_candidates(*ALONE, *estimates, *arguments))
 
 
 def narrow(

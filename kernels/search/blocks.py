@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.copies import copy_into
 from lexshard.kernels.masks import allows
 from lexshard.kernels.noise.cpu import SIX, block_draw, noise_ceiling, noise_of
 from lexshard.kernels.penalties.cpu import (
@@ -80,9 +81,11 @@ def number_of(block, token_ids):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def noise_ceilings(key, position, token_ids, by_block, size, result):  # type: ignore[no-untyped-def]
-    """Per block a bound on every noise in it."""
-    for block in range(result.size):
+def noise_ceilings(  # type: ignore[no-untyped-def]
+    key, position, token_ids, by_block, size, first, last, result
+):
+    """Of the blocks ``first`` to ``last - 1`` a bound on every noise in each."""
+    for block in range(first, last):
         if by_block:
             uniform, _ = block_draw(key, position, number_of(block, token_ids))
             result[block] = noise_ceiling(uniform)
@@ -120,3 +123,17 @@ def cover(ceilings, values, row_slack, factors, size, row, a):  # type: ignore[n
         if a.bias_values[index] > 0.0 and (a.mask[row] < 0 or allows(a.masks[a.mask[row]], token)):
             bound = _token_bound(values, row_slack, factors, token, row, a)
             ceilings[token // BLOCK] = max(ceilings[token // BLOCK], bound)
+
+
+@njit(nogil=True, cache=True)
+def joined(ids, room, counts):  # type: ignore[no-untyped-def]
+    """``counts`` of ``ids`` from each place of ``room`` on, side by side, and where they begin and
+    end."""
+    offsets = np.zeros(counts.size + 1, np.int64)
+    for part in range(counts.size):
+        offsets[part + 1] = offsets[part] + counts[part]
+    result = np.empty(offsets[counts.size], np.int32)
+    for part in range(counts.size):
+        begin = room[part]
+        copy_into(result[offsets[part] : offsets[part + 1]], ids[begin : begin + counts[part]])
+    return result, offsets

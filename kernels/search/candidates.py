@@ -24,20 +24,13 @@ from lexshard.kernels.rounding import NOISE_ROUNDING
 from lexshard.kernels.search.blocks import (
     block_bounds,
     cover,
+    joined,
     number_of,
     slack_factors,
     upper_bounds,
 )
 from lexshard.kernels.search.types import GREEDY, GUMBEL, TOP_K
-
-
-@njit(nogil=True, cache=True)
-def _grown(ids, wanted):  # type: ignore[no-untyped-def]
-    if wanted <= ids.size:
-        return ids
-    larger = np.empty(max(wanted, 2 * ids.size), np.int32)
-    copy_into(larger, ids)
-    return larger
+from lexshard.kernels.team.jobs import run
 
 
 @njit(nogil=True, cache=True)
@@ -81,44 +74,69 @@ def _keep_of_block(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def find_candidates(  # type: ignore[no-untyped-def]
-    values,
-    row_slack,
-    hidden_slack,
-    block_slack,
-    token_ids,
-    by_block,
-    size,
-    needs,
-    adjustments,
-    thresholds,
-    maxima,
-    noise,
+def _count_blocks(  # type: ignore[no-untyped-def]
+    rank, threads, pieces, bounds, rows, thresholds, outline, ceilings, counts, largest
 ):
-    """The fields of `kernels.search.Found`."""
-    rows = values.shape[0]
-    offsets = np.zeros(rows + 1, np.int64)
-    largest = np.empty(rows, np.float64)
-    ids = np.empty(rows * 2 * BLOCK, np.int32)
-    count = 0
-    of_block = np.empty(BLOCK, np.float32)
-    for row in range(rows):
-        own, factors = values[row], slack_factors(hidden_slack[row])
-        ceilings = block_bounds(maxima[row], block_slack, factors)
+    """Of every row of a thread the ``ceilings`` that reach the threshold, minus infinity in place
+    of others, how many do in each of ``pieces``, and in ``largest`` the highest of the others."""
+    values, row_slack, hidden_slack, block_slack = bounds
+    size, needs, adjustments = rows
+    maxima, noise = outline
+    for row in range(rank, values.shape[0], threads):
+        own, factors = ceilings[row], slack_factors(hidden_slack[row])
+        copy_into(own, block_bounds(maxima[row], block_slack, factors))
         if adjustments.active[row]:
-            cover(ceilings, own, row_slack, factors, size, row, adjustments)
-        kind, threshold = needs.kind[row], thresholds[row]
-        key, position = needs.key[row], needs.position[row]
+            cover(own, values[row], row_slack, factors, size, row, adjustments)
+        kind, threshold, bounded = needs.kind[row], thresholds[row], noise[row]
         scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
         highest = MINUS_INFINITY
-        for block in range(ceilings.size):
-            ceiling = np.float64(ceilings[block]) * scale
-            if kind == GUMBEL:
-                ceiling += noise[row, block]
-            if ceilings[block] == MINUS_INFINITY or ceiling < threshold:
-                highest = max(highest, ceilings[block])
+        for piece in range(pieces):
+            reached = 0
+            for block in range(own.size * piece // pieces, own.size * (piece + 1) // pieces):
+                ceiling = np.float64(own[block]) * scale
+                if kind == GUMBEL:
+                    ceiling += bounded[block]
+                if own[block] == MINUS_INFINITY or ceiling < threshold:
+                    highest = max(highest, own[block])
+                    own[block] = MINUS_INFINITY
+                else:
+                    reached += 1
+            counts[row * pieces + piece] = reached
+        largest[row] = highest
+
+
+@njit(nogil=True, cache=True)
+def _keep(  # type: ignore[no-untyped-def]
+    rank,
+    threads,
+    pieces,
+    bounds,
+    tokens,
+    rows,
+    thresholds,
+    noise,
+    ceilings,
+    room,
+    ids,
+    counts,
+    most,
+):
+    """Fills ``ids``, from ``room`` on, ``counts`` and the highest upper bound ``most`` of every
+    piece of a thread."""
+    values, row_slack, hidden_slack, _ = bounds
+    size, needs, adjustments = rows
+    token_ids, by_block = tokens
+    of_block = np.empty(BLOCK, np.float32)
+    for part in range(rank, counts.size, threads):
+        row, piece = part // pieces, part % pieces
+        own, factors, reaches = values[row], slack_factors(hidden_slack[row]), ceilings[row]
+        kind, threshold, active = needs.kind[row], thresholds[row], adjustments.active[row]
+        key, position, bounded = needs.key[row], needs.position[row], noise[row]
+        scale = 1.0 if kind in (GREEDY, TOP_K) else needs.inverse_temperature[row]
+        highest, count, blocks = MINUS_INFINITY, room[part], reaches.size
+        for block in range(blocks * piece // pieces, blocks * (piece + 1) // pieces):
+            if reaches[block] == MINUS_INFINITY:
                 continue
-            ids = _grown(ids, count + BLOCK)
             start = block * BLOCK
             upper = of_block
             if start + BLOCK <= size:
@@ -126,13 +144,13 @@ def find_candidates(  # type: ignore[no-untyped-def]
             else:
                 upper = of_block[: size - start]
                 upper_bounds(own, row_slack, factors, start, upper)
-            if adjustments.active[row]:
+            if active:
                 adjust_block(upper, start, row, adjustments)
             bound = largest_of(upper)
             highest = max(highest, bound)
             ceiling = np.float64(bound) * scale
             if kind == GUMBEL:
-                ceiling += noise[row, block]
+                ceiling += bounded[block]
             if bound > MINUS_INFINITY and ceiling >= threshold:
                 count += _keep_of_block(
                     upper,
@@ -146,9 +164,46 @@ def find_candidates(  # type: ignore[no-untyped-def]
                     threshold,
                     ids[count:],
                 )
-        largest[row] = highest
-        offsets[row + 1] = count
-    return ids[:count].copy(), offsets, largest
+        most[part], counts[part] = highest, count - room[part]
+
+
+@njit(nogil=True, cache=True)
+def find_candidates(  # type: ignore[no-untyped-def]
+    team,
+    threads,
+    values,
+    row_slack,
+    hidden_slack,
+    block_slack,
+    token_ids,
+    by_block,
+    size,
+    needs,
+    adjustments,
+    thresholds,
+    maxima,
+    noise,
+):
+    """The fields of `kernels.search.Found`. Threads share rows, and pieces of too few."""
+    count = values.shape[0]
+    pieces = 1 if count >= threads else threads
+    bounds = (values, row_slack, hidden_slack, block_slack)
+    rows, outline = (size, needs, adjustments), (maxima, noise)
+    ceilings, largest = np.empty(maxima.shape, np.float32), np.empty(count, np.float64)
+    counts, most = np.empty(count * pieces, np.int64), np.empty(count * pieces, np.float32)
+    reached = (ceilings, counts, largest)
+    run(team, threads, _count_blocks, (pieces, bounds, rows, thresholds, outline, *reached))
+    room = np.zeros(counts.size + 1, np.int64)
+    for part in range(counts.size):
+        room[part + 1] = room[part] + BLOCK * counts[part]
+    ids = np.empty(room[counts.size], np.int32)
+    kept = (room, ids, counts, most)
+    tokens = (token_ids, by_block)
+    run(team, threads, _keep, (pieces, bounds, tokens, rows, thresholds, noise, ceilings, *kept))
+    ids, ends = joined(ids, room, counts)
+    for part in range(counts.size):
+        largest[part // pieces] = max(largest[part // pieces], np.float64(most[part]))
+    return ids, ends[::pieces].copy(), largest
 
 
 @njit(nogil=True, cache=True)

@@ -21,22 +21,21 @@ from lexshard.kernels.noise.cpu import (
 )
 from lexshard.kernels.penalties.cpu import MINUS_INFINITY, adjust_block
 from lexshard.kernels.rounding import NOISE_ROUNDING
-from lexshard.kernels.search.blocks import NO_SLACK, cover, noise_ceilings, number_of
+from lexshard.kernels.search.blocks import NO_SLACK, cover, joined, noise_ceilings, number_of
 from lexshard.kernels.search.selection import key_value, kth_largest_key, order_key
 from lexshard.kernels.search.types import GUMBEL, TOP_K
+from lexshard.kernels.team.jobs import run
 
 # Of an adjusted row, at least so many blocks are looked at at once.
 FEWEST_BLOCKS = 16
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _estimates(values, size, block, row, adjustments, work):  # type: ignore[no-untyped-def]
-    """The adjusted estimates of a block; may be ``work`` [64], overwritten."""
-    start, stop = block * BLOCK, min(block * BLOCK + BLOCK, size)
-    if not adjustments.active[row]:
-        return values[start:stop]
-    result = work[: stop - start]
-    copy_into(result, values[start:stop])
+@njit(nogil=True, cache=True)
+def _adjusted(estimates, start, row, adjustments, work):  # type: ignore[no-untyped-def]
+    """``work`` [64] with the adjusted ``estimates`` of the tokens from ``start`` on. What has
+    adjustments takes longer than all else, be they of no use: it is called where they are."""
+    result = work[: estimates.size]
+    copy_into(result, estimates)
     adjust_block(result, start, row, adjustments)
     return result
 
@@ -62,13 +61,17 @@ def _best_of(  # type: ignore[no-untyped-def]
     All tokens from some ceiling on are collected, and where these are too few, from a lower one.
     Without adjustments k blocks reach the k-th largest ceiling, so k tokens do.
     """
-    blocks = max(2 * k, FEWEST_BLOCKS) if adjustments.active[row] else k
+    active = adjustments.active[row]
+    blocks = max(2 * k, FEWEST_BLOCKS) if active else k
     while True:
         least = _kth_ceiling(ceilings, blocks, keys)
         count = 0
         for block in range(ceilings.size):
             if ceilings[block] >= least and ceilings[block] > MINUS_INFINITY:
-                estimates = _estimates(values, size, block, row, adjustments, work)
+                start = block * BLOCK
+                estimates = values[start : min(start + BLOCK, size)]
+                if active:
+                    estimates = _adjusted(estimates, start, row, adjustments, work)
                 for offset in range(estimates.size):
                     if estimates[offset] >= least and estimates[offset] > MINUS_INFINITY:
                         keys[count] = order_key(estimates[offset])
@@ -145,12 +148,15 @@ def _best_score(  # type: ignore[no-untyped-def]
     for block in range(scores.size):
         if scores[block] > scores[first]:
             first = block
-    place, best = np.int64(-1), -np.inf
+    place, best, active = np.int64(-1), -np.inf, adjustments.active[row]
     for step in range(-1, scores.size):
         # The likeliest block sets a high mark, which most of the others cannot reach.
         block = first if step < 0 else step
         if step < 0 or scores[block] > best:
-            estimates = _estimates(values, size, block, row, adjustments, work)
+            start = block * BLOCK
+            estimates = values[start : min(start + BLOCK, size)]
+            if active:
+                estimates = _adjusted(estimates, start, row, adjustments, work)
             place, best = _best_score_of_block(
                 estimates, block, token_ids, by_block, key, position, scale, place, best
             )
@@ -158,60 +164,88 @@ def _best_score(  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def find_leaders(  # type: ignore[no-untyped-def]
-    values, row_slack, token_ids, by_block, size, needs, adjustments
+def outline_blocks(  # type: ignore[no-untyped-def]
+    values, token_ids, by_block, size, needs, adjustments, first, last, maxima, noise
 ):
-    """The fields of `kernels.search.Leaders`."""
-    rows = values.shape[0]
-    offsets = np.zeros(rows + 1, np.int64)
-    room, kept = 0, 0
-    for row in range(rows):
-        room += min(needs.k[row], size) if needs.kind[row] == TOP_K else 1
+    """Fills ``maxima`` and ``noise`` (`kernels.search.Leaders`) of the blocks ``first`` to
+    ``last - 1``."""
+    begin, end = BLOCK * first, min(BLOCK * last, size)
+    for row in range(values.shape[0]):
+        estimates, own = values[row, begin:end], maxima[row, first:last]
+        if adjustments.active[row] and adjustments.mask[row] >= 0:
+            held_maxima(estimates, adjustments.masks[adjustments.mask[row], first:last], own)
+        else:
+            block_maxima(estimates, own)
+        if needs.kind[row] == GUMBEL:
+            key, position = needs.key[row], needs.position[row]
+            numbers = (first, last, noise[row])
+            noise_ceilings(key, position, token_ids, by_block, size, *numbers)
+
+
+@njit(nogil=True, cache=True)
+def _lead(  # type: ignore[no-untyped-def]
+    rank,
+    threads,
+    values,
+    row_slack,
+    tokens,
+    size,
+    needs,
+    adjustments,
+    maxima,
+    noise,
+    room,
+    ids,
+    counts,
+):
+    """Fills ``ids``, from ``room[row]`` on, and ``counts`` of every row of a thread."""
+    token_ids, by_block = tokens
+    work, kept = np.empty(BLOCK, np.float32), 0
+    for row in range(rank, values.shape[0], threads):
         if needs.kind[row] != GUMBEL:
             kept = size
-    ids = np.empty(room, np.int32)
-    count = 0
-    maxima = np.empty((rows, (size + BLOCK - 1) // BLOCK), np.float32)
-    noise = np.empty(maxima.shape, np.float64)
-    work = np.empty(BLOCK, np.float32)
-    keys = np.empty(kept, np.int64)
-    found = np.empty(kept, np.int32)
-    for row in range(rows):
-        estimates = values[row]
-        if adjustments.active[row] and adjustments.mask[row] >= 0:
-            words = adjustments.masks[adjustments.mask[row]]
-            held_maxima(estimates[:size], words, maxima[row])
-        else:
-            block_maxima(estimates[:size], maxima[row])
-        ceilings = maxima[row]
+    keys, found = np.empty(kept, np.int64), np.empty(kept, np.int32)
+    for row in range(rank, values.shape[0], threads):
+        estimates, ceilings = values[row], maxima[row]
         if adjustments.active[row]:
             ceilings = maxima[row].copy()
             cover(ceilings, estimates, row_slack, NO_SLACK, size, row, adjustments)
         if needs.kind[row] == GUMBEL:
-            key, position = needs.key[row], needs.position[row]
-            noise_ceilings(key, position, token_ids, by_block, size, noise[row])
-            scale, own = needs.inverse_temperature[row], noise[row]
             place = _best_score(
                 estimates,
                 ceilings,
-                own,
+                noise[row],
                 token_ids,
                 by_block,
                 size,
-                key,
-                position,
-                scale,
+                needs.key[row],
+                needs.position[row],
+                needs.inverse_temperature[row],
                 row,
                 adjustments,
                 work,
             )
             if place >= 0:
-                ids[count] = place
-                count += 1
+                ids[room[row]] = place
+                counts[row] = 1
         else:
             k = needs.k[row] if needs.kind[row] == TOP_K else 1
-            count += _best_of(
-                estimates, ceilings, size, k, row, adjustments, work, keys, found, ids[count:]
+            own = ids[room[row] :]
+            counts[row] = _best_of(
+                estimates, ceilings, size, k, row, adjustments, work, keys, found, own
             )
-        offsets[row + 1] = count
-    return ids[:count].copy(), offsets, maxima, noise
+
+
+@njit(nogil=True, cache=True)
+def find_leaders(  # type: ignore[no-untyped-def]
+    team, threads, values, row_slack, token_ids, by_block, size, needs, adjustments, maxima, noise
+):
+    """The ids and offsets of `kernels.search.Leaders`, whose other fields are known."""
+    rows = values.shape[0]
+    room = np.zeros(rows + 1, np.int64)
+    for row in range(rows):
+        room[row + 1] = room[row] + (min(needs.k[row], size) if needs.kind[row] == TOP_K else 1)
+    ids, counts = np.empty(room[rows], np.int32), np.zeros(rows, np.int64)
+    tokens, asked = (token_ids, by_block), (size, needs, adjustments, maxima, noise)
+    run(team, threads, _lead, (values, row_slack, tokens, *asked, room, ids, counts))
+    return joined(ids, room, counts)

@@ -193,6 +193,12 @@ def _run_parts(team, size, function, arguments):  # type: ignore[no-untyped-def]
 def _uncounted(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     """The value for one thread. References to arrays are not counted, which the caller's are:
     threads that count the same ones take the counter from each other at every slice."""
+    if isinstance(kind, types.BaseTuple):
+        parts = [
+            _uncounted(context, builder, each, builder.extract_value(value, place))
+            for place, each in enumerate(kind)
+        ]
+        return context.make_tuple(builder, kind, parts)
     if not isinstance(kind, types.Array):
         return value
     array = context.make_array(kind)(context, builder, value)
