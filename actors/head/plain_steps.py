@@ -163,7 +163,8 @@ class SteadyRows:
         counts = np.where(found.refined > 0, found.refined, np.diff(found.offsets))
         excess = int(counts.sum()) - found.leaders
         self._choice.record_candidates(self._screen, kinds, excess, self._reading.size * rows)
-        left = int(np.count_nonzero(found.again | ~found.members))
+        # Rows that products with all weights settle cost less than steps that leave the call.
+        left = rows - int(np.count_nonzero(found.members))
         tried = kinds.count("nucleus-draw") * (rows // len(kinds))
         self._choice.record_draws(self._screen, tried, left)
 

@@ -28,7 +28,7 @@ FARTHEST_DRAWN = 60.0
 # The share of the vocabulary whose logits are worth computing where bounds do not tell.
 HEAVY_SHARE = 64
 # Of tokens that lie outside, one after the other: each leaves top_p of what is left, or more.
-TRIES = 4
+TRIES = 8
 # The uncertainty of the total mass that a plan accepts, in masses of the last token of the nucleus.
 CONFIDENCE = 0.5
 
