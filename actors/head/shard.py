@@ -95,8 +95,8 @@ class Shard:
     Candidates, rows and adjustments speak of the vocabulary's token ids all the same. ``ladder``
     holds low-precision copies of the rows to screen with; without one every screen is dense.
     ``linear`` replaces the fp32 product ``hidden @ weight.T`` -> [N, V or vocabulary_size] of the
-    dense screen; it must add up fp32 products in fp32, in any order, without bias. Without it,
-    bf16 weights are kept in fp32 as well.
+    dense screen; it must add up fp32 products in fp32, in any order, without bias. Packed weights
+    do so in one call with all else, too; without either, bf16 weights are kept in fp32 as well.
 
     Raises `ValueError` where shapes do not fit or the weights are not finite.
     """

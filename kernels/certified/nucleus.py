@@ -68,14 +68,13 @@ def _judge_part(  # type: ignore[no-untyped-def]
         members[row] = False
         if place < 0:
             continue
-        values, room = estimates[row], slack[row]
-        ceilings = ceilings_of(values, row_slack, room, block_slack, adjustments, row, leading[row])
-        known = heaviest(values, row_slack, room, adjustments, row, ceilings)
+        limits = (estimates[row], row_slack, slack[row])
+        ceilings = ceilings_of(*limits, block_slack, adjustments, row, leading[row])
+        known = heaviest(*limits, adjustments, row, ceilings)
         weighed[row] = known.size
         exact = _logits(known, padded[row : row + 1], weight, adjustments, row)
         token = (top_p[row], own[place], logits[place], largest[row], ceilings)
-        limits = (values, row_slack, room, adjustments, row, scale)
-        members[row] = stands(*limits, *token, known, exact, True)
+        members[row] = stands(*limits, adjustments, row, scale, *token, known, exact, True)
 
 
 @njit(nogil=True, cache=True)
@@ -107,7 +106,7 @@ def _of_row(needs, adjustments, row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _better(bounds, needs, adjustments, token, logit):  # type: ignore[no-untyped-def]
+def _better(bounds, adjustments, token, logit):  # type: ignore[no-untyped-def]
     """The adjustments of one row with a mask of the tokens that may be better than one."""
     values, row_slack, _, slack = bounds
     factors, upper = slack_factors(slack[0]), np.empty(BLOCK, np.float32)
@@ -161,7 +160,7 @@ def _searched(team, bounds, padded, weight, needs, adjustments):  # type: ignore
 def _draw(team, bounds, padded, weight, needs, adjustments, top_p):  # type: ignore[no-untyped-def]
     """The token that one row draws from its nucleus, -1 where ``bounds`` do not tell, its logit
     before any processor, a bound on every upper bound, the best logit that is known, and how many
-    logits that took."""
+    logits that took: what `actors.head.softmax.nucleus_draws` does with tight bounds."""
     values, row_slack, block_slack, slack = bounds
     ids, largest, maxima, best, _ = _searched(team, bounds, padded, weight, needs, adjustments)
     nothing = (np.int32(-1), np.float32(0.0), largest, best, ids.size)
@@ -189,7 +188,7 @@ def _draw(team, bounds, padded, weight, needs, adjustments, top_p):  # type: ign
             return token, raw, largest, best, computed
         if left == 0 or not stands(*told, False):
             return nothing
-        masked = _better(bounds, needs, adjustments, token, logit)
+        masked = _better(bounds, adjustments, token, logit)
         found, _, _, _, leading = _searched(team, bounds, padded, weight, needs, masked)
         better = _logits(found, padded, weight, *row)
         computed += leading + found.size
