@@ -2,7 +2,7 @@
 
 The nucleus are the fewest best tokens that hold ``top_p`` of a softmax. A token lies in it if what
 all better ones hold is less, and for that bounds on the others' logits are enough: the mass of
-those that may be better, from above, and of all others, from below (`kernels.mass.draws_member`).
+those that may be better, from above, and of all others, from below (`kernels.mass.stands`).
 """
 
 from __future__ import annotations
