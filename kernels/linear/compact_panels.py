@@ -91,7 +91,7 @@ class CompactPanels:
         if self._asked == 1:  # what is behind both of them, in two parts
             start = builder.gep(self._pair, [builder.mul(unit, _INDEX(size))])
         for line in range(0, size, LINE):
-            request(builder, builder.gep(start, [builder.add(self._ahead, _INDEX(line))]))
+            request(builder, builder.gep(start, [builder.add(self._ahead, _INDEX(line))]), 1)
 
     def _load(self, base: Any, offset: int, kind: Any) -> Any:
         address = self._builder.gep(base, [_INDEX(offset)])

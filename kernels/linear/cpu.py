@@ -43,7 +43,8 @@ FAR_BYTES = 2**20  # of a product of a model that caches do not hold
 # Following panels of more bytes are not asked for as a whole, which the cache of a core would not
 # hold, but so many bytes ahead.
 MOST_FETCHED, AHEAD = 2**18, 4096
-COMPACT_AHEAD = 8192  # of panels that are one stream
+# Of panels that are one stream.
+COMPACT_AHEAD = 4096 if processor_name() == "znver4" else 8192
 
 # A literal 0 in a call would compile what is called, and every tile below, once more.
 _ZERO = np.int64(0)
