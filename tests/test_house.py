@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 20_005,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 20_030,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch, 380 for draws from nuclei by bounds,
     # 330 for several steps by one call, 120 to load machine code alone,

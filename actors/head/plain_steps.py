@@ -24,7 +24,14 @@ from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import Screen, TierScreen
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.certified import Certified, DenseSlack, Rows, certified_candidates
+from lexshard.kernels.ahead import is_postponed
+from lexshard.kernels.certified import (
+    COMPILED,
+    Certified,
+    DenseSlack,
+    Rows,
+    certified_candidates,
+)
 from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier
@@ -96,8 +103,9 @@ class PlainSteps:
         drawing: PackedRows | None = None,
     ) -> SteadyRows | None:
         """Steps of ``rows`` that ``screen``, of a ``choice``, screens one after the other; None
-        where it has no such call. What they draw, ``drawing`` says, if it is drawn here."""
-        own = self._rows.get(screen.name)
+        where it has no such call, or none yet. What they draw, ``drawing`` says, if it is drawn
+        here."""
+        own = None if is_postponed(COMPILED) else self._rows.get(screen.name)
         return None if own is None else SteadyRows(own, choice, screen, rows, reading, drawing)
 
 

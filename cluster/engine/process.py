@@ -111,10 +111,12 @@ class EngineProcess:
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
         from lexshard.actors.engine.start import kernels_ahead as ahead
+        from lexshard.kernels.ahead import postpone
         from lexshard.kernels.cached_code import load_code_alone
 
         load_code_alone()
         later = ahead.compile_kernels(configuration, tell)
+        postpone(later)
         prove_apart(configuration, tell)
         engine = self.make(configuration, tell)
         drafts = ahead.holds(later, ahead.GUESSING)

@@ -21,11 +21,23 @@ from typing import IO, cast
 
 from lexshard.kernels.ahead.calls import Call, Groups, is_compiled
 
-__all__ = ["compile_ahead", "compile_beside"]
+__all__ = ["compile_ahead", "compile_beside", "is_postponed", "postpone"]
 
 # Each takes up to 800 MB while it compiles, and finds fewer kernels that no other compiles, too.
 MOST_PROCESSES = 4
 LOWEST_PRIORITY = 19
+
+_postponed: set[str] = set()
+
+
+def postpone(groups: Groups) -> None:
+    """What ``groups`` call is done in another way until `compile_beside` has compiled it."""
+    _postponed.update(call.function for call in chain.from_iterable(groups.values()))
+
+
+def is_postponed(function: str) -> bool:
+    """Whether ``function``, as ``module:name``, is still to be compiled beside what is served."""
+    return function in _postponed
 
 
 def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> None:
@@ -56,14 +68,24 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
 
 def compile_beside(groups: Groups) -> None:
     """Compile all ``groups`` into the cache in one process that leaves the cores to all others, and
-    load what it made. Takes long: call it in a thread that the end of this process may end, too."""
+    load what it made, one after the other. Takes long: call it in a thread that the end of this
+    process may end, too."""
     left: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
     for calls in groups.values():
         left.put(calls)
-    _compile_in_a_process(left, lambda done: None, LOWEST_PRIORITY)
-    for call in chain.from_iterable(groups.values()):
+    coming = chain.from_iterable(groups.values())
+
+    def load(done: int) -> None:
+        call = next(coming)
         if is_compiled(call):
             call.dispatcher.compile(call.types)
+            _postponed.discard(call.function)
+
+    try:
+        _compile_in_a_process(left, load, LOWEST_PRIORITY)
+    finally:
+        # Whatever kept the process from compiling: the rest is compiled when it is called.
+        _postponed.clear()
 
 
 def _compile_in_a_process(

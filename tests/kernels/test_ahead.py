@@ -83,19 +83,24 @@ def test_what_was_compiled_ahead_is_loaded_and_computes_the_same(tmp_path: Path)
 
 BESIDE = """
 import json, sys
-from lexshard.kernels.ahead import compile_beside
+from lexshard.kernels.ahead import compile_beside, is_postponed, postpone
 from lexshard.kernels.ahead.calls import Call
 
-call = Call(**json.loads(sys.argv[1]))
+call, odd = Call(**json.loads(sys.argv[1])), Call("lexshard.kernels.gone:multiply", [])
+postpone({"all": [call], "odd": [odd]})
+waiting = is_postponed(call.function), is_postponed(odd.function)
 compile_beside({"all": [call]})
 print(len(call.dispatcher.signatures), len(call.dispatcher.stats.cache_hits))
+print(*waiting, is_postponed(call.function), is_postponed(odd.function))
 """
 
 
 @pytest.mark.slow
 def test_what_is_compiled_beside_is_at_hand_afterwards(tmp_path: Path) -> None:
+    """Nothing is postponed any more then, whether or not it could be compiled."""
     call = json.dumps({"function": COUNT.function, "arguments": COUNT.arguments})
-    assert in_a_process(BESIDE, tmp_path, call).split() == ["1", "1"]
+    told = in_a_process(BESIDE, tmp_path, call).split()
+    assert told == ["1", "1", "True", "True", "False", "False"]
 
 
 def test_a_process_that_compiles_ends_with_the_one_that_asked(tmp_path: Path) -> None:

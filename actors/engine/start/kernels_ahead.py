@@ -15,6 +15,7 @@ from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 from lexshard.kernels.ahead import compile_ahead, compile_beside
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
+from lexshard.kernels.certified import COMPILED as ONE_CALL
 from lexshard.kernels.linear.compact import should_be_compact
 from lexshard.kernels.processor import has_feature
 from lexshard.kernels.team.cores import available_cores
@@ -37,7 +38,8 @@ PRODUCTS = "_proj.weight"  # of layers, by the ends of their names
 
 def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Groups:
     """Compile what an engine of this ``configuration`` will call and the cache lacks, on all cores
-    that this process may use. Returns what no first token needs, for `compile_later`.
+    that this process may use. Returns what no first token needs, for `postpone` and
+    `compile_later`.
 
     ``tell`` hears how far it is, unless a terminal shows a progress bar. What it leaves out is
     compiled when it is first called.
@@ -68,7 +70,9 @@ def compile_later(groups: Groups, then: Callable[[], None]) -> None:
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
     """What is needed for a first token, and what is not. Tokens of guesses that are tested by
     distributions depend on them: these are needed from the first on."""
-    can_wait = {SEVERAL_STEPS}
+    # What takes several steps holds what decides one of plain rows: both are a third of all there
+    # is to compile. Until then a step's rows are decided by several calls.
+    can_wait = {ONE_CALL, SEVERAL_STEPS}
     # A certified head drafts by other kernels, which a warm-up compiles.
     if configuration.verify not in BY_DISTRIBUTION and configuration.draft_head != "certified":
         can_wait.add(GUESSING)

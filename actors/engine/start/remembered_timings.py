@@ -23,6 +23,8 @@ from lexshard.actors.remembered import (
     remember,
     software_and_machine,
 )
+from lexshard.kernels.ahead import is_postponed
+from lexshard.kernels.certified import COMPILED
 
 Taken = TypeVar("Taken", ThreadTiming, Timing, CostTiming)
 
@@ -74,7 +76,7 @@ class RememberedTimings:
         compared: Sequence[object],
     ) -> list[Taken]:
         """What was measured when ``compared`` and all else was the same, else what is measured now
-        and kept."""
+        and, once all is compiled, kept."""
         if self._everything is None:
             return measure()
         name = f"{what}-{fingerprint(self._configuration)[:16]}"
@@ -83,7 +85,8 @@ class RememberedTimings:
         if kept:
             return kept
         measured = measure()
-        remember(name, mark, measured)
+        if not is_postponed(COMPILED):  # steps take longer until then
+            remember(name, mark, measured)
         return measured
 
     @cached_property

@@ -17,6 +17,7 @@ from lexshard.actors.engine.start.kernels_ahead import (
     BODY,
     COMPACT_TYPE,
     GUESSING,
+    ONE_CALL,
     SEVERAL_STEPS,
     TOLD_EVERY,
     WHOLE_ROWS,
@@ -41,14 +42,17 @@ from numba.core.dispatcher import Dispatcher
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.start.kernels_ahead import compile_kernels
-from lexshard.kernels.ahead import compile_beside
+from lexshard.kernels.ahead import compile_beside, postpone
+from lexshard.kernels.ahead.calls import Call
 
 configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
-if later := compile_kernels(configuration, print):
-    compile_beside(later)
-assert compile_kernels(configuration, print) == {{}}
+later = compile_kernels(configuration, print)
+postpone({{**later, "all": [Call({ONE_CALL!r}, [])]}})
 engine = Engine(configuration)
-engine.warm_up(guessing=False, whole_rows=False)  # a first start, until the rest is compiled
+# A first start, until the rest is compiled.
+engine.warm_up(guessing=False, whole_rows=False, several_steps=False)
+compile_beside(later)
+assert compile_kernels(configuration, print) == {{}}
 engine.take_kernels()
 engine.warm_up()
 functions = {{
@@ -155,7 +159,7 @@ def test_what_drafts_need_is_compiled_later_unless_tokens_depend_on_them(
         ),
     )
     later = compile_kernels(configuration, lambda phase: None)
-    expected = {WHOLE_ROWS, SEVERAL_STEPS}
+    expected = {WHOLE_ROWS, ONE_CALL, SEVERAL_STEPS}
     expected |= {GUESSING} if verify in ("same-token", "greedy") else set()
     assert {call.function for calls in later.values() for call in calls} == expected
     assert holds(later, WHOLE_ROWS)

@@ -78,6 +78,15 @@ def test_a_second_start_measures_nothing(measured: Measured) -> None:
     assert [measured.start() for _ in range(3)] == [3, 0, 0]
 
 
+def test_what_is_measured_before_all_is_compiled_is_not_kept(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as first_start:
+        first_start.setattr(remembered_timings, "is_postponed", lambda function: True)
+        assert [measured.start(), measured.start()] == [3, 3]
+    assert [measured.start(), measured.start()] == [3, 0]
+
+
 def test_configurations_do_not_push_each_other_out(measured: Measured) -> None:
     other = replace(measured.configuration, max_running=8)
     starts = [measured.start(each) for each in (None, other, None, other)]

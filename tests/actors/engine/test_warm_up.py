@@ -10,6 +10,7 @@ from lexshard.actors.decision import sampler
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.engine.start.warm_up import warm_up_requests
 from lexshard.actors.grammar import grammars
+from lexshard.actors.head import plain_steps
 from lexshard.actors.messages import Request, SamplingParameters
 from tests.support.demo_engine import demo_engine
 
@@ -61,6 +62,33 @@ def test_rows_of_all_logits_are_decided_the_same_before_their_kernel_is_at_hand(
     monkeypatch.setattr(sampler, "decide_dense", decide_dense)
     assert told(not_yet, kinds[1]) == expected[1]
     assert decide_dense.called
+
+
+def test_plain_rows_are_decided_the_same_before_their_one_call_is_at_hand(
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [
+        SamplingParameters(temperature=0.0, max_tokens=12),
+        SamplingParameters(temperature=0.9, seed=1, max_tokens=12),
+        SamplingParameters(temperature=1.0, top_p=0.7, seed=2, max_tokens=12),
+        SamplingParameters(temperature=1.1, top_k=40, min_p=0.05, seed=3, max_tokens=12),
+    ]
+    engine = demo_engine()
+
+    def told() -> list[list[tuple[int, ...]]]:
+        return [[each.token_ids for each in engine.generate(prompt_ids[:3], of)] for of in kinds]
+
+    one_call = Mock(wraps=plain_steps.certified_candidates)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_steps, "certified_candidates", None)
+        patch.setattr(plain_steps, "take_steps", None)
+        patch.setattr(plain_steps, "is_postponed", lambda function: True)
+        engine.warm_up()
+        expected = told()
+    monkeypatch.setattr(plain_steps, "certified_candidates", one_call)
+    engine.steps.take_several(False)
+    assert told() == expected
+    assert one_call.called
 
 
 def test_a_first_grammar_finds_the_tokenizer_made(monkeypatch: pytest.MonkeyPatch) -> None:
