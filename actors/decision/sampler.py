@@ -33,6 +33,7 @@ from lexshard.actors.states.row_table import RowTable
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels import pool
+from lexshard.kernels.ahead import WHOLE_ROWS, is_postponed
 from lexshard.kernels.decision import (
     block_maxima,
     decide_candidates,
@@ -75,8 +76,6 @@ class Sampler:
         self._threads = settings.threads
         self._sigmoid = settings.sigmoid
         self._hot_ids = hot_ids
-        # Whether the kernel of whole rows is at hand: without it every token is a candidate.
-        self.whole_rows = True
 
     def apply(self, deltas: Deltas) -> None:
         """What happened to this sampler's sequences happens here."""
@@ -166,7 +165,7 @@ class Sampler:
 
         def decide(first: int, last: int) -> None:
             own = logits[first:last]
-            if not self.whole_rows:
+            if is_postponed(WHOLE_ROWS):  # every token is a candidate
                 tokens[first:last] = _decide_all(own, rows, first)
                 return
             maxima = block_maxima(own) if dense.maxima is None else dense.maxima[first:last]

@@ -59,6 +59,7 @@ from lexshard.actors.messages import (
 from lexshard.actors.role import RunningRole, here
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.actors.text.codec import TextCodec
+from lexshard.kernels.ahead import GUESSING, is_postponed
 
 if TYPE_CHECKING:
     import torch
@@ -251,25 +252,11 @@ class Engine:
         """What records its steps."""
         return self._body if isinstance(self._body, GraphedBody) else self._parallel_body
 
-    def warm_up(
-        self, *, guessing: bool = True, whole_rows: bool = True, several_steps: bool = True
-    ) -> None:
-        """Compile and run every kernel once, then forget it: cache and counts are as new. What
-        grammars need of the tokenizer is made beside it.
-
-        Until `take_kernels`: without ``guessing`` the drafter's kernels are left out, and it drafts
-        only for those whose tokens depend on their guesses; without ``whole_rows``, which takes an
-        engine without samplers, rows of all logits are decided by the kernel of candidates; without
-        ``several_steps`` no call takes more than one.
-        """
+    def warm_up(self) -> None:
+        """Compile and run every kernel once that is not postponed (`kernels.ahead`), then forget
+        it: cache and counts are as new. What grammars need of the tokenizer is made beside it."""
         self._tell("warming up: every kernel once")
         tokenizer = self._grammars.start()
-        if not whole_rows:
-            assert isinstance(self._plane, OwnDecisions)
-            self._plane.sampler.whole_rows = False
-        self.steps.take_several(several_steps)
-        if self._speculation is not None:
-            self._speculation.paused = not guessing
         rounds = warm_up_requests(
             self.max_model_len,
             self.configuration.max_running,
@@ -287,21 +274,13 @@ class Engine:
         if (recorded := self._recorded_body) is not None:
             blocks = -(-self.max_model_len // BLOCK_TOKENS)
             recorded.record(self.configuration.max_running, blocks)
-        if self._speculation is not None and guessing:
+        # Of a drafter that is still compiled it is learnt as drafts come; the next start measures.
+        if self._speculation is not None and not is_postponed(GUESSING):
             self._learn_costs(self._speculation)
         self._scheduler.pool.drop_cache()
         if self._body.device.type == "cpu":  # on a GPU what was recorded knows where the cache is
             self._body.allocate_cache(self._scheduler.pool.count)  # of pages not written to yet
         self.steps.booking.counters = Counters()
-
-    def take_kernels(self) -> None:
-        """What `warm_up` left out is at hand; from any thread. What drafts cost is learnt as they
-        come, and measured by the next start."""
-        if self._speculation is not None:
-            self._speculation.paused = False
-        if isinstance(self._plane, OwnDecisions):
-            self._plane.sampler.whole_rows = True
-        self.steps.take_several(True)
 
     def _learn_costs(self, speculation: Speculation) -> None:
         """What steps and guesses cost, which tells whether guessing pays."""

@@ -16,6 +16,7 @@ from lexshard.actors.drafter.task import DraftTask
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.statistics import Counters
 from lexshard.actors.engine.step_plan import Chunk, StepPlan
+from lexshard.kernels.ahead import GUESSING, is_postponed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,12 @@ class Speculation:
     """Gives sequences the guesses of ``drafter``, as many as a rule says, and tells the rule what
     they came to. ``make_rule`` makes one for the sequences whose guesses are tested by
     distributions (True), one for the others. ``forced_length``, where it is set, is how many
-    guesses every sequence gets. While it is ``paused``, only those get any whose tokens depend on
-    them: which are tested by distributions.
+    guesses every sequence gets. While what guesses is postponed (`kernels.ahead`), only those get
+    any whose tokens depend on them: which are tested by distributions.
     """
 
     def __init__(self, drafter: Drafter, make_rule: Callable[[bool], LengthRule]) -> None:
         self.forced_length: int | None = None
-        self.paused = False
         self._drafter = drafter
         self._make_rule = make_rule
         self._rules = make_rule(False), make_rule(True)
@@ -135,7 +135,7 @@ class Speculation:
     def _guesses_for(self, sequence: Sequence) -> bool:
         if sequence.drafter != "engine" or sequence.request.drafting.most == 0:
             return False
-        if self.paused and not sequence.tests_guesses:
+        if is_postponed(GUESSING) and not sequence.tests_guesses:
             return False
         return sequence.verify != "greedy" or sequence.state.inverse_temperature == 0
 

@@ -178,11 +178,6 @@ class Steps:
             chunk.sequence.advance(chunk.count, self._scheduler.pool)
         return InFlightStep(ran, PendingRows(taken, taken), taken.broken, set())
 
-    def take_several(self, allowed: bool) -> None:
-        """Whether a call may take several steps of a run; from any thread."""
-        if self._runs is not None:
-            self._runs.several = allowed
-
     def _steps_of_run(self, plan: StepPlan) -> int:
         """How many steps in a row are like ``plan``, the sequences that will end aside."""
         most = self._most_at_once

@@ -24,14 +24,8 @@ from lexshard.actors.head.screen_choice import ScreenChoice
 from lexshard.actors.head.screens import Screen, TierScreen
 from lexshard.actors.messages import NeedKind
 from lexshard.actors.states.row_table import RowTable
-from lexshard.kernels.ahead import is_postponed
-from lexshard.kernels.certified import (
-    COMPILED,
-    Certified,
-    DenseSlack,
-    Rows,
-    certified_candidates,
-)
+from lexshard.kernels.ahead import ONE_CALL, is_postponed
+from lexshard.kernels.certified import Certified, DenseSlack, Rows, certified_candidates
 from lexshard.kernels.decision import PackedRows, decide_packed
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.quantize import Int4Tier, Int8Tier, Tier
@@ -105,7 +99,7 @@ class PlainSteps:
         """Steps of ``rows`` that ``screen``, of a ``choice``, screens one after the other; None
         where it has no such call, or none yet. What they draw, ``drawing`` says, if it is drawn
         here."""
-        own = None if is_postponed(COMPILED) else self._rows.get(screen.name)
+        own = None if is_postponed(ONE_CALL) else self._rows.get(screen.name)
         return None if own is None else SteadyRows(own, choice, screen, rows, reading, drawing)
 
 

@@ -119,19 +119,14 @@ class EngineProcess:
         postpone(later)
         prove_apart(configuration, tell)
         engine = self.make(configuration, tell)
-        drafts = ahead.holds(later, ahead.GUESSING)
-        engine.warm_up(
-            guessing=not drafts,
-            whole_rows=not ahead.holds(later, ahead.WHOLE_ROWS),
-            several_steps=not ahead.holds(later, ahead.SEVERAL_STEPS),
-        )
+        engine.warm_up()
         if later:
             tell(
                 "serving; drafts begin when their kernels are compiled"
-                if drafts
+                if ahead.holds(later, ahead.GUESSING)
                 else "serving; kernels that make it faster are still compiled"
             )
-            ahead.compile_later(later, engine.take_kernels)
+            ahead.compile_later(later)
         settle()
         return engine
 

@@ -21,11 +21,26 @@ from typing import IO, cast
 
 from lexshard.kernels.ahead.calls import Call, Groups, is_compiled
 
-__all__ = ["compile_ahead", "compile_beside", "is_postponed", "postpone"]
+__all__ = [
+    "GUESSING",
+    "ONE_CALL",
+    "SEVERAL_STEPS",
+    "WHOLE_ROWS",
+    "compile_ahead",
+    "compile_beside",
+    "is_postponed",
+    "postpone",
+]
 
 # Each takes up to 800 MB while it compiles, and finds fewer kernels that no other compiles, too.
 MOST_PROCESSES = 4
 LOWEST_PRIORITY = 19
+# Half of all there is to compile, without which there are tokens, the same ones: plain rows decided
+# by one call, steps taken several at once, rows of all logits, and what a draft model guesses.
+ONE_CALL = "lexshard.kernels.certified.cpu:certified_candidates"
+SEVERAL_STEPS = "lexshard.kernels.steps.cpu:take_steps"
+WHOLE_ROWS = "lexshard.kernels.decision.cpu:decide_dense"
+GUESSING = "lexshard.kernels.draft.cpu:_draft"
 
 _postponed: set[str] = set()
 

@@ -20,7 +20,6 @@ from lexshard.kernels.search.types import Needs
 
 __all__ = ["Certified", "DenseSlack", "Rows", "certified_candidates"]
 
-COMPILED = "lexshard.kernels.certified.cpu:certified_candidates"
 # Below this many products other threads cost more than they save.
 MULTIPLICATIONS_PER_THREAD = 500_000
 

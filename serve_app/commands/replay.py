@@ -171,9 +171,10 @@ def _replayed(
     from lexshard.actors.engine.start.kernels_ahead import compile_kernels
     from lexshard.actors.receipts.hashes import model_hashes
     from lexshard.actors.receipts.run import TOGETHER, replayed
+    from lexshard.kernels.ahead import postpone
 
     configuration = EngineConfiguration(str(folder), max_running=TOGETHER, **settings)
-    compile_kernels(configuration, _tell_progress)
+    postpone(compile_kernels(configuration, _tell_progress))  # it does without
     engine = Engine(configuration, tell=_tell_progress)
     try:
         told = engine.information

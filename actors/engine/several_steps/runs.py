@@ -38,6 +38,7 @@ from lexshard.actors.messages import Certificate, RowDecision
 from lexshard.actors.states.mask import Mask
 from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels import pool
+from lexshard.kernels.ahead import SEVERAL_STEPS, is_postponed
 from lexshard.kernels.certified import Certified
 from lexshard.kernels.steps import Caller, Places
 
@@ -101,8 +102,7 @@ class RunSteps:
 
 class Runs:
     """Takes runs of a ``body`` and a ``head`` in this process. Rows that the head does not decide
-    at once ``plane`` does; ``constraints`` has the grammars of those that have one. ``several``
-    says whether a call may take several steps."""
+    at once ``plane`` does; ``constraints`` has the grammars of those that have one."""
 
     def __init__(
         self,
@@ -119,7 +119,6 @@ class Runs:
         self._eos_ids = eos_ids
         # Of the last run, and of how many rows; before the first, in a warm-up, as if it took none.
         self._step_seconds, self._rows = 1e-6, 1
-        self.several = True
 
     def take(
         self,
@@ -191,7 +190,7 @@ class Runs:
 
     def _several(self, run: _Run, steps: int) -> _AtOnce | None:
         """Up to so many steps by one call, if there is such a call."""
-        if not self.several or not isinstance(self._body, FusedBody):
+        if is_postponed(SEVERAL_STEPS) or not isinstance(self._body, FusedBody):
             return None
         asked = {each for own in run.sequences for each in own.request.parameters.stop_token_ids}
         stops = np.array([*self._eos_ids, *asked], np.int64)

@@ -13,9 +13,15 @@ from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.configuration import NGRAM, EngineConfiguration
 from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
-from lexshard.kernels.ahead import compile_ahead, compile_beside
+from lexshard.kernels.ahead import (
+    GUESSING,
+    ONE_CALL,
+    SEVERAL_STEPS,
+    WHOLE_ROWS,
+    compile_ahead,
+    compile_beside,
+)
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
-from lexshard.kernels.certified import COMPILED as ONE_CALL
 from lexshard.kernels.linear.compact import should_be_compact
 from lexshard.kernels.processor import has_feature
 from lexshard.kernels.team.cores import available_cores
@@ -23,13 +29,6 @@ from lexshard.kernels.team.cores import available_cores
 logger = logging.getLogger("lexshard.engine")
 
 TOLD_EVERY = 10.0  # seconds, where there is no terminal for a progress bar
-# Drafts, a fifth of all there is to compile: they change when tokens come, and may begin later.
-GUESSING = "lexshard.kernels.draft.cpu:_draft"
-# A third of the rest: until then every token is a candidate, which takes longer and draws the same.
-WHOLE_ROWS = "lexshard.kernels.decision.cpu:decide_dense"
-# Body, head and draw in one, as long to compile as these are alone: until then steps are taken one
-# by one.
-SEVERAL_STEPS = "lexshard.kernels.steps.cpu:take_steps"
 BODY = "lexshard.kernels.llama.cpu:forward"
 # The group of what makes weights compact, and how both have them in their arguments then.
 COMPACT, PLAIN_TYPE, COMPACT_TYPE = "compact", "uint32[4C]", "uint8[4C]"
@@ -52,26 +51,23 @@ def compile_kernels(configuration: EngineConfiguration, tell: Callable[[str], No
     return later
 
 
-def compile_later(groups: Groups, then: Callable[[], None]) -> None:
-    """Compile ``groups`` beside what is served, in a process of the lowest priority; ``then`` is
-    called from another thread when they are at hand, or cannot be compiled there."""
+def compile_later(groups: Groups) -> None:
+    """Compile ``groups`` beside what is served, in a process of the lowest priority."""
 
     def compile_and_load() -> None:
         try:
             compile_beside(groups)
         except OSError as error:  # no process could be started
             logger.warning("kernels are compiled when they are first called: %s", error)
-        finally:
-            then()
 
     threading.Thread(target=compile_and_load, name="compiling", daemon=True).start()
 
 
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
-    """What is needed for a first token, and what is not. Tokens of guesses that are tested by
-    distributions depend on them: these are needed from the first on."""
-    # What takes several steps holds what decides one of plain rows: both are a third of all there
-    # is to compile. Until then a step's rows are decided by several calls.
+    """What is needed for a first token, and what is not, half of all there is to compile: until
+    then a step's rows are decided by several calls, steps are taken one by one, nothing is guessed
+    (which changes when tokens come), and of whole rows every token is a candidate. Tokens of
+    guesses that are tested by distributions depend on them: these are needed from the first on."""
     can_wait = {ONE_CALL, SEVERAL_STEPS}
     # A certified head drafts by other kernels, which a warm-up compiles.
     if configuration.verify not in BY_DISTRIBUTION and configuration.draft_head != "certified":

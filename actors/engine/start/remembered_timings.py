@@ -23,8 +23,7 @@ from lexshard.actors.remembered import (
     remember,
     software_and_machine,
 )
-from lexshard.kernels.ahead import is_postponed
-from lexshard.kernels.certified import COMPILED
+from lexshard.kernels.ahead import ONE_CALL, is_postponed
 
 Taken = TypeVar("Taken", ThreadTiming, Timing, CostTiming)
 
@@ -85,7 +84,7 @@ class RememberedTimings:
         if kept:
             return kept
         measured = measure()
-        if not is_postponed(COMPILED):  # steps take longer until then
+        if not is_postponed(ONE_CALL):  # steps take longer until then
             remember(name, mark, measured)
         return measured
 

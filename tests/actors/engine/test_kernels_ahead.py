@@ -16,21 +16,19 @@ from lexshard.actors.engine.start import kernels_ahead
 from lexshard.actors.engine.start.kernels_ahead import (
     BODY,
     COMPACT_TYPE,
-    GUESSING,
-    ONE_CALL,
-    SEVERAL_STEPS,
     TOLD_EVERY,
-    WHOLE_ROWS,
     calls_of,
     compile_kernels,
     holds,
 )
 from lexshard.actors.messages import VerifyMode
+from lexshard.kernels.ahead import GUESSING, ONE_CALL, SEVERAL_STEPS, WHOLE_ROWS
 from lexshard.kernels.ahead.calls import Call
 from lexshard.kernels.linear import compact
 from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
 
 PACKING = ("_read", "_survey", "_write")
+POSTPONED = (GUESSING, ONE_CALL, SEVERAL_STEPS, WHOLE_ROWS)
 # Of a body: the demo's, whose draft model has a tenth of that.
 LARGE = 2**22
 
@@ -47,13 +45,12 @@ from lexshard.kernels.ahead.calls import Call
 
 configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
 later = compile_kernels(configuration, print)
-postpone({{**later, "all": [Call({ONE_CALL!r}, [])]}})
+postpone({{"all": [Call(each, []) for each in {POSTPONED!r}]}})
 engine = Engine(configuration)
 # A first start, until the rest is compiled.
-engine.warm_up(guessing=False, whole_rows=False, several_steps=False)
+engine.warm_up()
 compile_beside(later)
 assert compile_kernels(configuration, print) == {{}}
-engine.take_kernels()
 engine.warm_up()
 functions = {{
     value

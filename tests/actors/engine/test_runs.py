@@ -27,6 +27,8 @@ from lexshard.actors.messages import (
     SequenceEvent,
     StepOutput,
 )
+from lexshard.kernels import ahead
+from lexshard.kernels.ahead import SEVERAL_STEPS
 from lexshard.kernels.certified import Rows
 from lexshard.kernels.llama import LlamaStack
 from lexshard.kernels.masks import count_of
@@ -318,7 +320,7 @@ def test_a_body_that_overflows_in_a_run_ends_the_sequence_with_its_reason(
 ) -> None:
     """At one place, in steps one by one and in a call that takes several."""
     engine = demo_engine(head="certified", steps_at_once=8)
-    engine.steps.take_several(several)
+    monkeypatch.setattr(ahead, "_postponed", set() if several else {SEVERAL_STEPS})
     forward, take = engine.model.body.forward, plain_steps.take_steps
 
     def overflowing(batch: Batch) -> torch.Tensor:
@@ -387,12 +389,13 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
     singly: Engine,
     together: Engine,
     prompt_ids: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     masked = replace(PLAIN, ignore_eos=False, grammar=STRING)
     other = Request("other", 0, prompt_ids[1][:30], PLAIN)
     expected = replies(heard(singly, [other]))
     for several, method in itertools.product((False, True), ("consume", "masks", "write_mask")):
-        together.steps.take_several(several)
+        monkeypatch.setattr(ahead, "_postponed", set() if several else {SEVERAL_STEPS})
         for others in ([other], []):
             if method != "consume" and (method == "write_mask") != several:
                 continue  # so are masks made in calls that take several steps, behind the first
@@ -404,7 +407,6 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
             told = replies(all_of(together, "fails", *(each.request_id for each in others)))
             assert told.pop("fails")[1] == "error"
             assert told == (expected if others else {})
-    together.steps.take_several(True)
 
 
 class Failing:

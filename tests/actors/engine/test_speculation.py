@@ -15,6 +15,8 @@ from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.speculation import CostTiming, Speculation
 from lexshard.actors.messages import Drafting, Request, SamplingParameters, SequenceEvent
+from lexshard.kernels import ahead
+from lexshard.kernels.ahead import GUESSING
 from tests.support.paths import DEMO_DRAFT
 from tests.support.quick import quick, slow
 from tests.support.speculation_cases import Guesses, drafting_engine, requests_of, run_and_close
@@ -111,11 +113,15 @@ def test_a_draft_model_that_has_seen_the_same_text_saves_steps(
 
 
 def test_a_drafter_may_begin_while_sequences_are_served(
-    requests: list[Request], plain: list[Completion], truth: dict[tuple[int, ...], tuple[int, ...]]
+    requests: list[Request],
+    plain: list[Completion],
+    truth: dict[tuple[int, ...], tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = Guesses(truth, 0.7)
     engine = drafting_engine(drafter)
-    engine.warm_up(guessing=False)
+    monkeypatch.setattr(ahead, "_postponed", {GUESSING})
+    engine.warm_up()
     assert not drafter.right + drafter.wrong
     collectors = {each.request_id: Collector(each) for each in requests}
     for request in requests:
@@ -127,21 +133,23 @@ def test_a_drafter_may_begin_while_sequences_are_served(
         steps += 1
         if steps == 5:
             assert not drafter.right + drafter.wrong
-            engine.take_kernels()
+            monkeypatch.setattr(ahead, "_postponed", set())
     assert [each.completion for each in collectors.values()] == plain
     assert drafter.right + drafter.wrong > 100
     engine.close()
 
 
 def test_guesses_on_which_tokens_depend_are_made_from_the_first_on(
-    prompt_ids: list[tuple[int, ...]],
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = SamplingParameters(temperature=0.7, max_tokens=20, ignore_eos=True)
     drafting = Drafting(verify="same-distribution")
     request = Request("a", 0, prompt_ids[0][:30], parameters, drafting=drafting)
     ready, not_yet = drafting_engine(**MODEL), drafting_engine(**MODEL)
-    not_yet.warm_up(guessing=False)
-    assert run_and_close(not_yet, [request]) == run_and_close(ready, [request])
+    expected = run_and_close(ready, [request])
+    monkeypatch.setattr(ahead, "_postponed", {GUESSING})
+    not_yet.warm_up()
+    assert run_and_close(not_yet, [request]) == expected
     assert not_yet.statistics().draft_tokens > 0
 
 
@@ -190,7 +198,7 @@ def test_a_step_costs_what_is_done_between_steps_too(
     try:
         speculation = engine._speculation
         assert speculation is not None
-        speculation.paused = True
+        monkeypatch.setattr(ahead, "_postponed", {GUESSING})
         monkeypatch.setattr("lexshard.actors.engine.steps.time", clock)
         monkeypatch.setattr(speculation, "step_took", lambda plan, seconds: took.append(seconds))
         for seconds in (2.0, 3.0):

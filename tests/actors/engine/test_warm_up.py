@@ -12,6 +12,8 @@ from lexshard.actors.engine.start.warm_up import warm_up_requests
 from lexshard.actors.grammar import grammars
 from lexshard.actors.head import plain_steps
 from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.kernels import ahead
+from lexshard.kernels.ahead import ONE_CALL, SEVERAL_STEPS, WHOLE_ROWS
 from tests.support.demo_engine import demo_engine
 
 MOST, STEP = 16, 512
@@ -55,9 +57,9 @@ def test_rows_of_all_logits_are_decided_the_same_before_their_kernel_is_at_hand(
     expected = [told(ready, each) for each in kinds]
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "decide_dense", None)
-        not_yet.warm_up(whole_rows=False)
+        patch.setattr(ahead, "_postponed", {WHOLE_ROWS})
+        not_yet.warm_up()
         assert [told(not_yet, each) for each in kinds] == expected
-    not_yet.take_kernels()
     decide_dense = Mock(wraps=sampler.decide_dense)
     monkeypatch.setattr(sampler, "decide_dense", decide_dense)
     assert told(not_yet, kinds[1]) == expected[1]
@@ -81,12 +83,11 @@ def test_plain_rows_are_decided_the_same_before_their_one_call_is_at_hand(
     one_call = Mock(wraps=plain_steps.certified_candidates)
     with monkeypatch.context() as patch:
         patch.setattr(plain_steps, "certified_candidates", None)
-        patch.setattr(plain_steps, "take_steps", None)
-        patch.setattr(plain_steps, "is_postponed", lambda function: True)
+        patch.setattr(ahead, "_postponed", {ONE_CALL, SEVERAL_STEPS})
         engine.warm_up()
         expected = told()
     monkeypatch.setattr(plain_steps, "certified_candidates", one_call)
-    engine.steps.take_several(False)
+    monkeypatch.setattr(ahead, "_postponed", {SEVERAL_STEPS})
     assert told() == expected
     assert one_call.called
 
