@@ -8,10 +8,10 @@ processes compile it into the cache that they share, and the engine loads it fro
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict
@@ -55,18 +55,40 @@ def is_postponed(function: str) -> bool:
     return function in _postponed
 
 
+class _Work:
+    """Calls by groups, for several processes."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._new = deque(map(deque[Call], groups.values()))
+        self._begun: list[deque[Call]] = []
+        self._one_at_a_time = Lock()
+
+    def calls(self) -> Iterator[Call]:
+        """What one process compiles: group after group, and when all are begun what another would
+        come to last."""
+        own: deque[Call] = deque()
+        while True:
+            with self._one_at_a_time:
+                if not own and self._new:
+                    own = self._new.popleft()
+                    self._begun.append(own)
+                longest = own or max(self._begun, key=len, default=own)
+                if not longest:
+                    return
+                call = longest.popleft() if longest is own else longest.pop()
+            yield call
+
+
 def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> None:
     """Compile all ``groups`` into the cache in as many processes as there are ``cores`` for.
 
-    Each takes a group at a time, the first ones first.
+    Each takes a group at a time, the first ones first, and helps others in the end.
 
     ``told`` hears of every call that is done (1) and every second that time passes (0), from one
     thread at a time. Whatever keeps a process from compiling, what is left is compiled when called.
     """
-    left: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
-    for calls in groups.values():
-        left.put(calls)
-    processes = min(cores, len(groups), MOST_PROCESSES)
+    work = _Work(groups)
+    processes = min(cores, sum(map(len, groups.values())), MOST_PROCESSES)
     one_at_a_time = Lock()
 
     def tell(done: int) -> None:
@@ -74,7 +96,7 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
             told(done)
 
     with ThreadPoolExecutor(max(1, processes), "compiling") as threads:
-        each = [threads.submit(_compile_in_a_process, left, tell) for _ in range(processes)]
+        each = [threads.submit(_compile_in_a_process, work.calls(), tell) for _ in range(processes)]
         while wait(each, timeout=1.0).not_done:
             tell(0)
         for process in each:
@@ -85,32 +107,29 @@ def compile_beside(groups: Groups) -> None:
     """Compile all ``groups`` into the cache in one process that leaves the cores to all others, and
     load what it made, one after the other. Takes long: call it in a thread that the end of this
     process may end, too."""
-    left: queue.SimpleQueue[list[Call]] = queue.SimpleQueue()
-    for calls in groups.values():
-        left.put(calls)
-    coming = chain.from_iterable(groups.values())
+    taken, loaded = (chain.from_iterable(groups.values()) for _ in range(2))
 
     def load(done: int) -> None:
-        call = next(coming)
+        call = next(loaded)
         if is_compiled(call):
             call.dispatcher.compile(call.types)
             _postponed.discard(call.function)
 
     try:
-        _compile_in_a_process(left, load, LOWEST_PRIORITY)
+        _compile_in_a_process(taken, load, LOWEST_PRIORITY)
     finally:
         # Whatever kept the process from compiling: the rest is compiled when it is called.
         _postponed.clear()
 
 
 def _compile_in_a_process(
-    left: queue.SimpleQueue[list[Call]], tell: Callable[[int], None], niceness: int = 0
+    calls: Iterator[Call], tell: Callable[[int], None], niceness: int = 0
 ) -> None:
-    """One process that takes group after group; without this one, whose pipe it reads, it ends."""
+    """One process that takes call after call; without this one, whose pipe it reads, it ends."""
     # -P: nothing that lies in the current folder is taken for a module.
     command = [sys.executable, "-P", "-m", "lexshard.kernels.ahead.worker", str(niceness)]
     with (
-        suppress(BrokenPipeError, queue.Empty),  # it died; or there is nothing left
+        suppress(BrokenPipeError),  # it died
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -119,10 +138,8 @@ def _compile_in_a_process(
         ) as process,
     ):
         send, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
-        while True:
-            calls = left.get_nowait()
-            print(json.dumps([asdict(call) for call in calls]), file=send, flush=True)
-            for _ in calls:
-                if not answers.readline():
-                    return  # it died
-                tell(1)
+        for call in calls:
+            print(json.dumps(asdict(call)), file=send, flush=True)
+            if not answers.readline():
+                return  # it died
+            tell(1)

@@ -1,7 +1,7 @@
 """A process that compiles kernels into the cache, calling none.
 
-Standard input brings groups of calls, one a line of JSON; every call that is done or cannot be is
-answered by a line. The end of standard input is the end of the process, whatever it is doing. Its
+Standard input brings calls, one a line of JSON; every one that is done or cannot be is answered by
+a line. The end of standard input is the end of the process, whatever it is doing. Its
 argument is how much it lets others go first (`nice`).
 
 A kernel that another one calls becomes part of its code. Besides, numba makes machine code of it
@@ -93,28 +93,28 @@ def compile_call(call: Call) -> None:
     function.compile(types)
 
 
-def _read(groups: queue.SimpleQueue[str]) -> None:
-    """Every line to ``groups``; when they end, the other side has all answers, or is no more."""
+def _read(calls: queue.SimpleQueue[str]) -> None:
+    """Every line to ``calls``; when they end, the other side has all answers, or is no more."""
     for line in sys.stdin:
-        groups.put(line)
+        calls.put(line)
     os._exit(0)
 
 
 def main() -> None:
     os.nice(int(sys.argv[1]))
-    groups: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(groups,), daemon=True).start()
+    calls: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(calls,), daemon=True).start()
     compile_callees_into_callers_only()
     # A compiler keeps most of what it makes: looking for garbage often is a tenth of the time.
     gc.set_threshold(1_000_000, 50, 100)
     while True:
-        for each in json.loads(groups.get()):
-            try:
-                compile_call(Call(**each))
-            except Exception as error:
-                # Whoever calls it will compile it, or tell better than this process can.
-                print(f"lexshard: {each['function']} was not compiled: {error}", file=sys.stderr)
-            print("done", flush=True)
+        call = Call(**json.loads(calls.get()))
+        try:
+            compile_call(call)
+        except Exception as error:
+            # Whoever calls it will compile it, or tell better than this process can.
+            print(f"lexshard: {call.function} was not compiled: {error}", file=sys.stderr)
+        print("done", flush=True)
 
 
 if __name__ == "__main__":

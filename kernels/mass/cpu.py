@@ -150,6 +150,17 @@ def adjust_upper(upper, block, size, row, adjustments):  # type: ignore[no-untyp
 
 
 @njit(nogil=True, cache=True)
+def _keep_above(edge, ids, bounds, count):  # type: ignore[no-untyped-def]
+    """Moves the tokens whose bounds are above ``edge`` to the front; how many there are."""
+    kept = 0
+    for index in range(count):
+        if bounds[index] > edge:
+            ids[kept], bounds[kept] = ids[index], bounds[index]
+            kept += 1
+    return kept
+
+
+@njit(nogil=True, cache=True)
 def heaviest(values, row_slack, hidden_slack, adjustments, row, ceilings):  # type: ignore[no-untyped-def]
     """The tokens with the largest upper bounds, sorted by id: those from the best blocks' ceilings
     on, but no more than a share of the vocabulary."""
@@ -162,31 +173,30 @@ def heaviest(values, row_slack, hidden_slack, adjustments, row, ceilings):  # ty
         keys[block] = order_key(ceilings[block])
     if blocks == 0:
         return np.empty(0, np.int32)
-    least = key_value(kth_largest_key(keys, ceilings.size, blocks))
+    edge = kth_largest_key(keys.copy(), ceilings.size, blocks) - 1  # larger ones are wanted
     room, count = MOST_OF_BLOCK * blocks, 0
     ids, bounds = np.empty(room, np.int32), np.empty(room, np.int64)
     for block in range(ceilings.size):
-        if ceilings[block] < least or ceilings[block] == MINUS_INFINITY:
+        if keys[block] <= edge or ceilings[block] == MINUS_INFINITY:
             continue
         write_upper(values, row_slack, factors, block, upper)
         if active:
             adjust_upper(upper, block, size, row, adjustments)
-        places = reaching(upper, least)
-        while places != NONE and count < room:
+        places = reaching(upper, key_value(edge + 1))
+        while places != NONE:
             offset = lowest_bit(places)
             places &= places - ONE
-            if upper[offset] > MINUS_INFINITY:
-                ids[count], bounds[count] = block * BLOCK + offset, order_key(upper[offset])
+            key = order_key(upper[offset])
+            if count == room:  # many are equal, or of few blocks
+                edge = kth_largest_key(bounds.copy(), count, min(most, count))
+                count = _keep_above(edge, ids, bounds, count)
+            if key > edge and upper[offset] > MINUS_INFINITY:
+                ids[count], bounds[count] = block * BLOCK + offset, key
                 count += 1
-    if count <= most:
-        return ids[:count].copy()
-    edge = kth_largest_key(bounds[:count].copy(), count, most)
-    kept = 0
-    for index in range(count):
-        if bounds[index] > edge:
-            ids[kept] = ids[index]
-            kept += 1
-    return ids[:kept].copy()
+    if count > most:
+        edge = kth_largest_key(bounds[:count].copy(), count, most)
+        count = _keep_above(edge, ids, bounds, count)
+    return ids[:count].copy()
 
 
 @njit(nogil=True, cache=True)

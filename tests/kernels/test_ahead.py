@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from numba import types
 
-from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead import _Work, compile_ahead
 from lexshard.kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
 from lexshard.kernels.search.types import Needs
 from tests.support.paths import ROOT
@@ -22,7 +22,7 @@ CALLER = Call("lexshard.kernels.masks:ids_of", ["uint64[1C]", "int64"])
 
 AHEAD = """
 import json, sys
-from lexshard.kernels.ahead import compile_ahead
+from lexshard.kernels.ahead import _Work, compile_ahead
 from lexshard.kernels.ahead.calls import Call, missing_calls
 
 def told(count):
@@ -114,7 +114,7 @@ def test_a_process_that_compiles_ends_with_the_one_that_asked(tmp_path: Path) ->
         text=True,
     ) as process:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(json.loads(as_json(all=[CALLER] * 1000))["all"]) + "\n")
+        process.stdin.write(1000 * (json.dumps(json.loads(as_json(all=[CALLER]))["all"][0]) + "\n"))
         process.stdin.close()
         assert process.wait(timeout=60) == 0
 
@@ -132,6 +132,15 @@ def test_a_call_that_cannot_be_compiled_keeps_no_other_from_it(
     wrong = Call(COUNT.function, ["float32[2C]"])
     told = in_a_process(AHEAD, tmp_path, as_json(all=[wrong, COUNT]))
     assert told.split() == ["told", "1", "told", "1", "missing", "1"]
+
+
+def test_who_has_compiled_a_group_helps_with_what_others_come_to_last() -> None:
+    one, other = [Call(name, []) for name in "abc"], [Call(name, []) for name in "de"]
+    work = _Work({"one": one, "other": other})
+    first, second = work.calls(), work.calls()
+    assert [next(each).function for each in (first, second, second, second)] == ["a", "d", "e", "c"]
+    assert [call.function for call in first] == ["b"]
+    assert list(second) == list(work.calls()) == []
 
 
 def test_functions_that_are_no_more_are_left_out() -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
@@ -125,6 +125,7 @@ def _bounds_tell_truly(
     st.sampled_from([0.0, 1e-5, 0.02, 0.3]),
     st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.999]),
 )
+@example(1482, 1482, "zero", 0.0, 0.01)  # a thousand equal bounds, and few larger ones behind them
 def test_what_bounds_tell_of_a_draw_and_its_nucleus_is_so(
     seed: int, size: int, flavour: str, width: float, top_p: float
 ) -> None:
