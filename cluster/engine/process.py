@@ -111,7 +111,7 @@ class EngineProcess:
             os.environ.setdefault("TQDM_DISABLE", "1")
         # torch and numba load here, in no other process
         from lexshard.actors.engine.start import kernels_ahead as ahead
-        from lexshard.kernels.ahead import postpone
+        from lexshard.kernels.ahead import GUESSING, is_postponed, postpone
         from lexshard.kernels.cached_code import load_code_alone
 
         load_code_alone()
@@ -123,7 +123,7 @@ class EngineProcess:
         if later:
             tell(
                 "serving; drafts begin when their kernels are compiled"
-                if ahead.holds(later, ahead.GUESSING)
+                if is_postponed(GUESSING)
                 else "serving; kernels that make it faster are still compiled"
             )
             ahead.compile_later(later)

@@ -64,10 +64,8 @@ def compile_later(groups: Groups) -> None:
 
 
 def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, Groups]:
-    """What is needed for a first token, and what is not, half of all there is to compile: until
-    then a step's rows are decided by several calls, steps are taken one by one, nothing is guessed
-    (which changes when tokens come), and of whole rows every token is a candidate. Tokens of
-    guesses that are tested by distributions depend on them: these are needed from the first on."""
+    """What is needed for a first token, and what is not (`kernels.ahead`). Tokens of guesses that
+    are tested by distributions depend on them: these are needed from the first on."""
     can_wait = {ONE_CALL, SEVERAL_STEPS}
     # A certified head drafts by other kernels, which a warm-up compiles.
     if configuration.verify not in BY_DISTRIBUTION and configuration.draft_head != "certified":
@@ -81,11 +79,6 @@ def _apart(groups: Groups, configuration: EngineConfiguration) -> tuple[Groups, 
             part = later if call.function in can_wait else now
             part.setdefault(name, []).append(call)
     return now, later
-
-
-def holds(groups: Groups, function: str) -> bool:
-    """Whether a call of ``function`` is among ``groups``."""
-    return any(call.function == function for calls in groups.values() for call in calls)
 
 
 def calls_of(configuration: EngineConfiguration) -> Groups:

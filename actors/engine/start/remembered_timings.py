@@ -23,7 +23,7 @@ from lexshard.actors.remembered import (
     remember,
     software_and_machine,
 )
-from lexshard.kernels.ahead import ONE_CALL, is_postponed
+from lexshard.kernels.ahead import ONE_CALL, SEVERAL_STEPS, is_postponed
 
 Taken = TypeVar("Taken", ThreadTiming, Timing, CostTiming)
 
@@ -84,7 +84,7 @@ class RememberedTimings:
         if kept:
             return kept
         measured = measure()
-        if not is_postponed(ONE_CALL):  # steps take longer until then
+        if not any(map(is_postponed, (ONE_CALL, SEVERAL_STEPS))):  # with which steps take less
             remember(name, mark, measured)
         return measured
 

@@ -185,7 +185,7 @@ def test_without_the_hub_the_model_that_was_fetched_last_is_taken_and_that_is_sa
     fetching.server.status = status
     if status is None:
         with hub_serving({}) as closed:
-            pass  # whose port nobody listens at now
+            pass  # at whose port no server listens now
         fetching.server.url = closed.url
     assert fetching.folder() == folder
     assert "taking what was fetched last, 0123456789ab" in fetching.said[-1]
