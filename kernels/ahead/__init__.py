@@ -105,8 +105,9 @@ def compile_ahead(groups: Groups, cores: int, told: Callable[[int], None]) -> No
 
 def compile_beside(groups: Groups) -> None:
     """Compile all ``groups`` into the cache in one process that leaves the cores to all others, and
-    load what it made, one after the other. Takes long: call it in a thread that the end of this
-    process may end, too."""
+    load what it made, one after the other. What it cannot compile stays postponed: this process
+    would stand still for a minute where it did. Takes long: call it in a thread that the end of
+    this process may end, too."""
     taken, loaded = (chain.from_iterable(groups.values()) for _ in range(2))
 
     def load(done: int) -> None:
@@ -115,11 +116,7 @@ def compile_beside(groups: Groups) -> None:
             call.dispatcher.compile(call.types)
             _postponed.discard(call.function)
 
-    try:
-        _compile_in_a_process(taken, load, LOWEST_PRIORITY)
-    finally:
-        # Whatever kept the process from compiling: the rest is compiled when it is called.
-        _postponed.clear()
+    _compile_in_a_process(taken, load, LOWEST_PRIORITY)
 
 
 def _compile_in_a_process(

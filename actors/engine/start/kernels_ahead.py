@@ -20,6 +20,7 @@ from lexshard.kernels.ahead import (
     WHOLE_ROWS,
     compile_ahead,
     compile_beside,
+    is_postponed,
 )
 from lexshard.kernels.ahead.calls import Call, Groups, missing_calls, read_calls
 from lexshard.kernels.linear.compact import should_be_compact
@@ -58,7 +59,9 @@ def compile_later(groups: Groups) -> None:
         try:
             compile_beside(groups)
         except OSError as error:  # no process could be started
-            logger.warning("kernels are compiled when they are first called: %s", error)
+            logger.warning("no process compiles kernels beside: %s", error)
+        if any(is_postponed(call.function) for calls in groups.values() for call in calls):
+            logger.warning("not all kernels could be compiled: steps take longer until a restart")
 
     threading.Thread(target=compile_and_load, name="compiling", daemon=True).start()
 

@@ -38,18 +38,19 @@ compact.FROM_BYTES = int(sys.argv[1])
 from numba.core.dispatcher import Dispatcher
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.engine.start.kernels_ahead import compile_kernels
-from lexshard.kernels.ahead import compile_beside, postpone
+from lexshard.actors.engine.start.kernels_ahead import calls_of, compile_kernels
+from lexshard.kernels.ahead import compile_beside, is_postponed, postpone
 from lexshard.kernels.ahead.calls import Call
 
 configuration = EngineConfiguration(model={str(DEMO)!r}, draft={str(DEMO_DRAFT)!r})
-later = compile_kernels(configuration, print)
+compile_kernels(configuration, print)
 postpone({{"all": [Call(each, []) for each in {POSTPONED!r}]}})
 engine = Engine(configuration)
 # A first start, until the rest is compiled.
 engine.warm_up()
-compile_beside(later)
+compile_beside(calls_of(configuration))
 assert compile_kernels(configuration, print) == {{}}
+assert not any(map(is_postponed, {POSTPONED!r}))
 engine.warm_up()
 functions = {{
     value
