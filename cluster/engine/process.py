@@ -21,7 +21,7 @@ from lexshard.actors.faults import LoggedFault, listen_for_faults
 from lexshard.actors.machine import begin_to_load, settle
 from lexshard.actors.role import RunningRole
 from lexshard.cluster.engine.handle import EngineLocation
-from lexshard.cluster.engine.proof import Proof
+from lexshard.cluster.engine.proof import prove_apart
 from lexshard.cluster.engine.transport import EngineSide
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.cluster.process_tree import die_with_parent
@@ -115,10 +115,9 @@ class EngineProcess:
         from lexshard.kernels.cached_code import load_code_alone
 
         load_code_alone()
-        proof = Proof(configuration)
-        later = ahead.compile_kernels(configuration, tell)
+        with prove_apart(configuration, tell):
+            later = ahead.compile_kernels(configuration, tell)
         postpone(later)
-        proof.finish(tell)
         engine = self.make(configuration, tell)
         engine.warm_up()
         if later:

@@ -8,10 +8,9 @@ and what that imports are a quarter of a gigabyte, which an engine would keep as
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,48 +33,35 @@ class ProofOrder(msgspec.Struct, frozen=True):
     models: tuple[tuple[str, Any, Any], ...]
 
 
-class Proof:
-    """The models of ``configuration`` that are not proven yet, and the process that will. As soon
-    as it is made that imports what it needs, longer than the proof takes: kernels are compiled
-    meanwhile. What cannot be proven there is for the engine to load as ever, or to refuse."""
-
-    def __init__(self, configuration: EngineConfiguration) -> None:
-        self._models = _models_to_prove(configuration)
-        self._process: subprocess.Popen[bytes] | None = None
-        if self._models:
-            order = msgspec.json.encode(ProofOrder(tuple(self._models)))
-            self._process = start_process(ProcessRole("proof", command_of(__name__), order))
-
-    def finish(self, tell: Callable[[str], None]) -> None:
-        """Returns when they are proven, which ``tell`` hears of where there are any. The kernels
-        that compute them are compiled now."""
-        from lexshard.actors.body.proven import note_tried
-
-        if self._process is None:
-            return
-        tell("comparing the body with transformers' own, once")
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already
-            self._process.stdin.write(b"\n")
-            self._process.stdin.flush()
-        self._process.wait()
-        for folder, *options in self._models:
-            note_tried(Path(folder).expanduser(), *options)
-
-
-def _models_to_prove(configuration: EngineConfiguration) -> list[tuple[str, Any, Any]]:
+@contextmanager
+def prove_apart(configuration: EngineConfiguration, tell: Callable[[str], None]) -> Iterator[None]:
+    """At the end of the block the models of ``configuration`` are proven, which ``tell`` hears of
+    where they are not yet. The process that does it imports what it needs, longer than the proof
+    takes, during the block, which compiles the kernels. What cannot be proven there is for the
+    engine to load as ever, or to refuse."""
     from lexshard.actors.body.loading import choose_device  # which needs torch
-    from lexshard.actors.body.proven import is_to_prove
+    from lexshard.actors.body.proven import is_to_prove, note_tried
 
-    on_cpu = choose_device(configuration.device).type == "cpu"
-    if configuration.tensor_parallel is not None or not on_cpu:
-        return []
-    models: list[tuple[str, Any, Any]] = [
-        (configuration.model, configuration.dtype, configuration.body)
-    ]
-    if configuration.draft not in (None, NGRAM):
-        models.append((str(configuration.draft), configuration.dtype, "auto"))
-    return [each for each in models if is_to_prove(Path(each[0]).expanduser(), *each[1:])]
+    models: list[tuple[str, Any, Any]] = []
+    if configuration.tensor_parallel is None and choose_device(configuration.device).type == "cpu":
+        models.append((configuration.model, configuration.dtype, configuration.body))
+        if configuration.draft not in (None, NGRAM):
+            models.append((str(configuration.draft), configuration.dtype, "auto"))
+    left = [each for each in models if is_to_prove(Path(each[0]).expanduser(), *each[1:])]
+    if not left:
+        yield
+        return
+    order = msgspec.json.encode(ProofOrder(tuple(left)))
+    process = start_process(ProcessRole("proof", command_of(__name__), order))
+    assert process.stdin is not None
+    yield
+    tell("comparing the body with transformers' own, once")
+    with suppress(BrokenPipeError):  # it has ended already
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    process.wait()
+    for folder, *options in left:
+        note_tried(Path(folder).expanduser(), *options)
 
 
 def main() -> int:

@@ -126,9 +126,10 @@ def test_an_engine_has_its_first_load_proven_by_another_process(tmp_path: Path) 
     program = (
         "import sys\n"
         "from lexshard.actors.configuration import EngineConfiguration\n"
-        "from lexshard.cluster.engine.proof import Proof\n"
+        "from lexshard.cluster.engine.proof import prove_apart\n"
         f"configuration = EngineConfiguration(model={str(DEMO_DRAFT)!r}, device='cpu')\n"
-        "Proof(configuration).finish(lambda phase: None)\n"
+        "with prove_apart(configuration, lambda phase: None):\n"
+        "    pass\n"
         "from lexshard.actors.body.loading import load\n"
         "print(load(configuration.model, device='cpu').body.name, 'transformers' in sys.modules)"
     )
