@@ -13,6 +13,7 @@ from numba import types
 
 from lexshard.kernels.ahead import _Work, compile_ahead
 from lexshard.kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
+from lexshard.kernels.noise.cpu import _row, gumbel_row
 from lexshard.kernels.search.types import Needs
 from tests.support.paths import ROOT
 
@@ -165,6 +166,14 @@ def test_every_call_that_is_known_names_a_kernel_and_types() -> None:
         for call in calls:
             assert call.dispatcher.py_func.__qualname__ == call.function.partition(":")[2]
             assert list(map(text_of_type, call.types)) == call.arguments
+
+
+def test_noise_of_rows_is_known_as_the_index_calls_it() -> None:
+    """An engine that builds the index would compile it itself."""
+    gumbel_row(1, 2, 100)
+    known = [call for calls in read_calls().values() for call in calls]
+    named = {call.types for call in known if call.function == "lexshard.kernels.noise.cpu:_row"}
+    assert set(_row.signatures) <= named
 
 
 def test_text_of_types_leads_back_to_them() -> None:
