@@ -108,5 +108,7 @@ def reaching(values, least):  # type: ignore[no-untyped-def]
 def least_logit(score, noise, scale):  # type: ignore[no-untyped-def]
     """No logit below this fp32 number has ``logit * scale + noise >= score`` in fp64."""
     least = (score - noise) / scale
+    if not least < np.inf:  # infinite logits reach it; where the noise is infinite, too, all do
+        return np.float32(np.inf if least == np.inf else -np.inf)
     margin = (abs(score) + abs(noise)) / scale * SCORE_MARGIN + abs(least) * LOGIT_MARGIN
     return np.float32(least - margin)

@@ -10,7 +10,6 @@ it runs in this process in tests and scripts, and in a process of its own behind
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequenced
 from concurrent.futures import wait
@@ -362,8 +361,6 @@ class Engine:
             raise ValueError("sigmoids compare what guesses were drawn from, which n-grams are not")
         if not -(2**63) <= request.parameters.seed < 2**64:
             raise ValueError(f"seed {request.parameters.seed} does not fit 64 bits")
-        if not all(math.isfinite(bias) for _, bias in request.parameters.logit_bias):
-            raise ValueError("logit_bias holds a value that is not finite")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary_size:
             raise ValueError(f"a prompt token id is outside 0 to {vocabulary_size - 1}")
 

@@ -233,6 +233,8 @@ class _Builder:
         if not direction.any():
             return [quantize(weight, kind, seed=seed)]
         tier: Tier = quantize(weight, kind, direction=direction, seed=seed)
+        if tier.common is None:  # its products are none for fp32
+            return [tier]
         if isinstance(tier, OneBitTier):  # its very signs depend on the direction
             return [quantize(weight, kind, seed=seed), tier]
         return [replace(tier, common=None), tier]

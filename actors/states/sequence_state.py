@@ -42,7 +42,7 @@ class SequenceState:
     ids count as output. ``tables`` hold what penalised sequences have seen, from the first
     `adjustment` on; without them a sequence has its own. ``rules`` are those of the request's
     parameters, where another sequence has them. Raises `ValueError` for a temperature whose
-    inverse fp32 cannot hold.
+    inverse, or a penalty or bias that fp32 cannot hold.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class SequenceState:
             or parameters.frequency_penalty != 0.0
             or parameters.presence_penalty != 0.0
         )
+        if self.penalised:
+            _check_penalties(parameters)
         self._tables = tables
         self._table = -1
         self._vocabulary_size = vocabulary_size
@@ -361,6 +363,16 @@ def _positions(states: Sequence[SequenceState], rows: RowNames) -> list[int]:
         len(state.history) + len(guesses) + rows.unknown
         for state, guesses in zip(states, rows.drafted, strict=True)
     ]
+
+
+def _check_penalties(parameters: SamplingParameters) -> None:
+    factor = parameters.repetition_penalty
+    with np.errstate(over="ignore"):
+        others = np.array([parameters.frequency_penalty, parameters.presence_penalty], np.float32)
+        if not 0 < float(np.float32(factor)) < math.inf:
+            raise ValueError(f"repetition_penalty {factor} is out of range: 1 is none")
+    if not np.isfinite(others).all():
+        raise ValueError("frequency_penalty or presence_penalty is not finite")
 
 
 def _inverse_temperature(temperature: float) -> float:

@@ -19,7 +19,8 @@ class TokenRules:
 
     ``eos_ids`` are the model's end-of-sequence ids: they and the request's stop tokens are banned
     ``early``, which is before `SamplingParameters.min_tokens`. Sorting many ids takes longer than
-    all else at the start of a sequence, so sequences of the same rules share them.
+    all else at the start of a sequence, so sequences of the same rules share them. Raises
+    `ValueError` for a bias that fp32 cannot hold.
     """
 
     def __init__(
@@ -28,7 +29,10 @@ class TokenRules:
         self._made_from = _lists(parameters)
         biases = dict(parameters.logit_bias)
         self.bias_ids = _sorted_ids(biases)
-        self.bias_values = np.array([biases[i] for i in self.bias_ids.tolist()], np.float32)
+        with np.errstate(over="ignore"):
+            self.bias_values = np.array([biases[i] for i in self.bias_ids.tolist()], np.float32)
+        if not np.isfinite(self.bias_values).all():
+            raise ValueError("logit_bias holds a value that is not finite")
         allowed = parameters.allowed_ids
         self.mask = None if allowed is None else Mask.of_ids(allowed, vocabulary_size)
         words = parameters.bad_words

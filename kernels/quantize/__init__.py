@@ -91,8 +91,9 @@ def quantize(
 
     ``direction`` [d] is a direction common to all hidden states, for example their mean: its
     products with the rows are kept in fp32, and only what is left of a hidden state meets the
-    error norm. Rows are worked on a few hundred at a time in float64, and the result depends on the
-    arguments alone. Raises ValueError for weights with NaN or infinity and shapes that do not fit.
+    error norm; one whose products fp32 does not hold is left out. Rows are worked on a few hundred
+    at a time in float64, and the result depends on the arguments alone. Raises ValueError for
+    weights with NaN or infinity and shapes that do not fit.
     """
     if weight.ndim != 2 or weight.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"weight [V, d] in fp32 or bf16 expected, got {weight.dtype}")
@@ -106,7 +107,11 @@ def quantize(
     return _quantize_dithered(weight, common, seed)
 
 
-def _common_direction(weight: torch.Tensor, direction: npt.NDArray[np.float32]) -> CommonDirection:
+def _common_direction(
+    weight: torch.Tensor, direction: npt.NDArray[np.float32]
+) -> CommonDirection | None:
+    """None where fp32 has no products as exact as `kernels.screen` counts on: with a vector that is
+    hardly there they are rounded like numbers above zero that fp32 has few of, or they overflow."""
     vector = np.ascontiguousarray(direction, np.float32)
     if vector.shape != (weight.shape[1],) or not np.isfinite(vector).all() or not vector.any():
         raise ValueError(
@@ -116,7 +121,9 @@ def _common_direction(weight: torch.Tensor, direction: npt.NDArray[np.float32]) 
     wide = vector.astype(np.float64)
     products = in_row_blocks(weight, len(vector), lambda _, rows: rows @ wide)
     with np.errstate(over="ignore"):
-        return CommonDirection(vector, np.concatenate(products).astype(np.float32))
+        rounded = np.concatenate(products).astype(np.float32)
+    is_exact = norms(wide[None])[0] >= SMALLEST_SIZE and np.isfinite(rounded).all()
+    return CommonDirection(vector, rounded) if is_exact else None
 
 
 def _ratio(values: npt.NDArray[np.float64], steps: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

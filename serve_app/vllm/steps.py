@@ -118,9 +118,12 @@ class CertifiedSteps:
         parameters = _translated(asked.parameters, self.seeds)
         prompt, output = tokens[: asked.prompt_length], tokens[asked.prompt_length :]
         request = Request(asked.request_id, 0, prompt, parameters, resumed_ids=output)
-        rules = _OutputRules(parameters, self.head.vocabulary_size, len(prompt))
         self._opened += 1
-        self.head.states.open(self._opened, request, rules)
+        try:
+            rules = _OutputRules(parameters, self.head.vocabulary_size, len(prompt))
+            self.head.states.open(self._opened, request, rules)
+        except ValueError as error:  # numbers that fp32 cannot hold, and vLLM takes
+            return str(error)
         opened = _Followed(asked.parameters, self._opened, rules.mask)
         self._followed[asked.request_id] = opened
         return opened

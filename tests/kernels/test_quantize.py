@@ -13,11 +13,13 @@ from lexshard.kernels.quantize import (
     CommonDirection,
     DitheredInt4Tier,
     Int4Tier,
+    Kind,
     OneBitTier,
     Tier,
     quantize,
 )
 from lexshard.kernels.quantize.layout import pack_nibbles, unpack_nibbles
+from lexshard.kernels.screen import screen
 from tests.support.tier_cases import KINDS, SHAPES, weights
 
 
@@ -129,6 +131,24 @@ def test_products_with_a_common_direction_are_rounded_once() -> None:
     assert isinstance(common, CommonDirection)
     exact = weight.double().numpy().astype(np.longdouble) @ vector.astype(np.longdouble)
     assert np.array_equal(common.products, exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [1e-37, 1e38])
+def test_a_direction_whose_products_fp32_does_not_hold_is_left_out(
+    kind: Kind, length: float
+) -> None:
+    """Its estimates were infinite or none at all, or off by seven times their bound."""
+    weight = weights(6, "random", 30, 200) * (1e-4 if length < 1 else 1e4)
+    vector = np.random.default_rng(6).standard_normal(200)
+    vector *= length / np.linalg.norm(vector)
+    hidden = np.stack([vector / length, np.zeros(200)]).astype(np.float32)
+    tier = quantize(weight, kind, direction=vector.astype(np.float32))
+    assert tier.common is None
+    screened = screen(hidden, tier)
+    exact = hidden.astype(np.float64) @ weight.double().numpy().T
+    bound = screened.hidden_slack @ screened.row_slack.astype(np.float64)
+    assert np.all(np.abs(screened.estimate - exact) <= bound)
 
 
 @pytest.mark.parametrize("kind", KINDS)
