@@ -105,11 +105,19 @@ class Matcher:
         return found
 
     def _first_forced(self, last: list[int]) -> int | None:
-        """The first token of what must follow ``last``, as llguidance reads it."""
+        """The first token of what must follow ``last``, as llguidance reads it; but the spelling of
+        a special token, where the grammar wants its characters, is not that token."""
         text = self._inner.compute_ff_bytes()
         self.long = len(text) > WINDOW
-        if not text:
-            return None
+        first = self._first_of(text, last) if text else None
+        if first is None or not self._tokenizer.is_special_token(first):
+            return first
+        if self._inner.validate_tokens([first]):
+            return first
+        spelled = self._tokenizer.greedy_tokenize(text[:WINDOW].decode(errors="ignore"))[:1]
+        return spelled[0] if self._inner.validate_tokens(spelled) else None
+
+    def _first_of(self, text: bytes, last: list[int]) -> int | None:
         window = WINDOW
         while window < len(text):
             begun, _ = self._tokenizer.tokenize_partial(text[:window], last)

@@ -110,6 +110,32 @@ def test_a_forced_run_is_the_same_token_by_token_and_whatever_was_guessed_betwee
     assert whole.endswith("the end, of it all")
 
 
+@pytest.mark.parametrize("text", ["a<|end|>b", "<|user|>hi", "<|end|>", "<|endoftext|>\u00e9"])
+def test_the_spelling_of_a_special_token_is_text_where_the_grammar_wants_text(text: str) -> None:
+    tokenizer = grammar_tokenizer(DEMO, 16_384, (0, 4))
+    matcher = compiled(f"start: {json.dumps(text)}", tokenizer, 16_384, (0, 4))
+    said: list[int] = []
+    while (token_id := matcher.forced()) != 0:
+        assert token_id is not None
+        assert not tokenizer.is_special_token(token_id)
+        [words] = matcher.masks(())
+        assert ids_of(words, 16_384).tolist() == [token_id]
+        matcher.consume([token_id])
+        said.append(token_id)
+    assert tokenizer.decode_str(said) == text
+
+
+def test_a_special_token_that_the_grammar_names_is_that_token() -> None:
+    tokenizer = grammar_tokenizer(DEMO, 16_384, (0,))
+    matcher = compiled('start: "a" <|end|> "b"', tokenizer, 16_384, (0,))
+    said: list[int] = []
+    while (token_id := matcher.forced()) != 0:
+        assert token_id is not None
+        matcher.consume([token_id])
+        said.append(token_id)
+    assert said[1:-1] == [4]
+
+
 LONG = {
     "words": "one certain word, and then another of it all; " * 20,
     "code": "".join(f"    if x[{i}] >= {i * i}:\n\n\t\treturn 'it''s'\n" for i in range(16)),
