@@ -143,7 +143,7 @@ def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
         ApiError: 400 naming the place of what is wrong or is not implemented.
     """
     turns = Turns()
-    if asked.system is not None and asked.system != []:
+    if asked.system:
         text = "\n".join(read_texts(Piece(asked.system, "system")))
         turns.add({"role": "system", "content": text}, "system")
     for message in Piece(asked.messages, "messages").entries():

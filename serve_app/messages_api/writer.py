@@ -88,7 +88,7 @@ class MessagesWriter(PartsWriter):
     def _stop_reason(self) -> str:
         if self.finish_reason == "length":
             return "max_tokens"
-        if any(part.kind == "call" for part in self.parts):
+        if self.called:
             return "tool_use"
         return "end_turn" if self.stop_reason is None else "stop_sequence"
 

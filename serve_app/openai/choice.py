@@ -61,8 +61,9 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
     begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
     ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for.
-    ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed; ``said``
-    tells which tokens, these and those before that no delta has told of, say which part."""
+    ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed;
+    ``parts`` are text and pieces of calls in their order, and ``said`` tells which tokens, these
+    and those before that no delta has told of, say which part."""
 
     choice: Choice
     text: str
@@ -75,6 +76,7 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
     finish_reason: FinishReason | None
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
+    parts: Sequence[str | CallPiece] = ()
     said: Sequence[Run] = ()
 
 
@@ -82,8 +84,8 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
 class Choice:
     """The state of one choice. ``finish_reason`` is None while it runs, ``error`` says why it is
     ``error``. ``parser`` tells reasoning and calls of tools from its text, if anything does;
-    ``called``: there were some. ``receipt`` is written as it goes on, where the client wants
-    one."""
+    ``called``: there were some, and no stop string cut the last of them. ``receipt`` is written as
+    it goes on, where the client wants one."""
 
     index: int
     request: Request
@@ -147,8 +149,10 @@ class Choice:
         last = reason is not None
         self._reader.read(self._detokenizer.finish() if last else self._detokenizer.take(), last)
         spoken, said = self._reader.taken()
-        text = spoken.content
-        self.called = self.called or bool(spoken.calls)
+        text, calls = spoken.content, spoken.calls
+        self.called = self.called or bool(calls)
+        if isinstance(stop_reason, str) and self.parser is not None and self.parser.amid_call:
+            self.called = False
         if first and self.options.echo:
             text = self.echo_text + text
             if self.options.logprobs is not None:
@@ -168,7 +172,8 @@ class Choice:
             first,
             reason,
             spoken.reasoning if self.options.reasoning else "",
-            spoken.calls,
+            calls,
+            spoken.parts,
             said,
         )
 

@@ -42,15 +42,16 @@ class ReplyPart:
 class PartsWriter(ReplyWriter):
     """Writes one reply of one choice, whose log-probabilities are as ``chat`` writes them.
     ``finish_reason`` and ``stop_reason``, the stop string that ended it, are None until they are
-    told, and so are ``usage``, in a chat completion's words, and the ``receipt``. ``notes`` are a
-    field of every reply: what was asked of it and left to the model, where there is such. A
-    subclass has the protocol's words."""
+    told, and so are ``usage``, in a chat completion's words, and the ``receipt``; ``called``, that
+    it calls tools, is false. ``notes`` are a field of every reply: what was asked of it and left to
+    the model, where there is such. A subclass has the protocol's words."""
 
     def __init__(self, chat: ChatWriter) -> None:
         super().__init__(chat.options)
         self.parts: list[ReplyPart] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
+        self.called = False
         self.usage: dict[str, Any] | None = None
         self.receipt: dict[str, Any] | None = None
         self.notes = {"constraint_notes": chat.notes} if chat.notes else {}
@@ -115,16 +116,19 @@ class PartsWriter(ReplyWriter):
         if delta.reasoning:
             events += self._told("reasoning", delta.reasoning, [])
         scores = self._text_scores(delta)
-        if delta.text:
-            events += self._told("text", delta.text, scores)
-        for piece in delta.calls:
-            if piece.name is not None:
-                called = piece.name, piece.call_id or "", piece.custom
+        for part in delta.parts:
+            if isinstance(part, str):
+                events += self._told("text", part, scores)
+                scores = []
+                continue
+            if part.name is not None:
+                called = part.name, part.call_id or "", part.custom
                 events += self._begin_part(ReplyPart("call", len(self.parts), *called))
-            if piece.text:
-                events += self._add(piece.text, [])
+            if part.text:
+                events += self._add(part.text, [])
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
+            self.called = delta.choice.called
             stop = delta.choice.stop_reason
             self.stop_reason = stop if isinstance(stop, str) else None
             self.receipt = receipt_of(delta)

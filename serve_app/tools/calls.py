@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -36,18 +36,23 @@ class CallPiece(msgspec.Struct, frozen=True):
 
 
 class CallReader:
-    """Reads calls of ``tools`` from ``buffer``; ``pieces`` are what it found and was not taken
-    away, ``told`` how many calls began.
+    """Reads calls of ``tools`` from ``buffer`` and tells ``tell`` what it finds. ``told`` counts
+    the calls that began; the last of them is ``whole`` when all of it was read.
 
     A call is told as soon as it is certain that it is one; only then the buffer's pin is released,
     and what was told stays told.
     """
 
     def __init__(
-        self, buffer: TextBuffer, family: ToolFamily, tools: Mapping[str, OfferedTool]
+        self,
+        buffer: TextBuffer,
+        family: ToolFamily,
+        tools: Mapping[str, OfferedTool],
+        tell: Callable[[CallPiece], None],
     ) -> None:
-        self.pieces: list[CallPiece] = []
         self.told = 0
+        self.whole = True
+        self._tell = tell
         self._buffer = buffer
         self._family = family
         self._tools = tools
@@ -79,22 +84,27 @@ class CallReader:
             yield from self._xml()
         else:
             raise MalformedCallError
-        if family.closing:
-            yield from buffer.take(family.closing, after_space=True)
+        if family.closing and not (yield from buffer.take(family.closing, after_space=True)):
+            buffer.skip_beginning_of(family.closing)
 
-    def end(self) -> None:
-        """The call that was read last is over, however it ended."""
+    def give_up(self) -> None:
+        """The call that was read last, if any, goes no further."""
         if self._custom_arguments is not None:
             written = "".join(self._custom_arguments)
             self._custom_arguments = None
             self._add(_input_of(written))
 
+    def _end(self) -> None:
+        self.give_up()
+        self.whole = True
+
     def _begin(self, tool: OfferedTool, as_written: bool = False) -> None:
         """``as_written``: the input of a custom tool comes as it is, not as JSON."""
         length = self._family.call_id_length
         call_id = uuid.uuid4().hex[:length] if length else f"call_{uuid.uuid4().hex[:24]}"
-        self.pieces.append(CallPiece(self.told, "", call_id, tool.name, tool.custom))
+        self._tell(CallPiece(self.told, "", call_id, tool.name, tool.custom))
         self.told += 1
+        self.whole = False
         self._custom_arguments = [] if tool.custom and not as_written else None
         self._custom = tool.custom
         self._buffer.pinned = None
@@ -107,7 +117,7 @@ class CallReader:
 
     def _add(self, text: str) -> None:
         if text:
-            self.pieces.append(CallPiece(self.told - 1, text, custom=self._custom))
+            self._tell(CallPiece(self.told - 1, text, custom=self._custom))
 
     def _tool(self, name: str) -> OfferedTool:
         if name not in self._tools:
@@ -163,7 +173,7 @@ class CallReader:
         if not begun:
             self._begin(tool)
             self._argument("{}")
-        self.end()
+        self._end()
 
     def _expect_object(self) -> Reading[None]:
         if (yield from self._buffer.peek()) != "{":
@@ -188,7 +198,7 @@ class CallReader:
             raise MalformedCallError
         yield from buffer.skip()
         yield from self._arguments(tool)
-        self.end()
+        self._end()
 
     def _xml(self) -> Reading[None]:
         """``<function=f>`` with a ``<parameter=k>`` for each argument, as JSON."""
@@ -211,7 +221,7 @@ class CallReader:
             yield from self._xml_value(tool, key)
         if not tool.custom:
             self._argument("{}" if opening == "{" else "}")
-        self.end()
+        self._end()
 
     def _xml_value(self, tool: OfferedTool, key: str) -> Reading[None]:
         """A text is told as it comes, any other value when all of it is there."""

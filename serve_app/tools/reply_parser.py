@@ -19,11 +19,19 @@ LINE_END = "\n"
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """What one piece of text adds to a reply, without its marks."""
+    """What one piece of text adds to a reply, without its marks: what is thought, and behind that
+    ``parts``, text and pieces of calls in their order."""
 
     reasoning: str
-    content: str
-    calls: Sequence[CallPiece]
+    parts: Sequence[str | CallPiece]
+
+    @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        return [part for part in self.parts if not isinstance(part, str)]
 
 
 class ReplyParser:
@@ -48,13 +56,13 @@ class ReplyParser:
         self._buffer = TextBuffer(format.token_ids)
         self._by_id = {token_id: mark for mark, token_id in format.token_ids.items()}
         self._reasoning: list[str] = []
-        self._content: list[str] = []
+        self._parts: list[str | CallPiece] = []
         self._marks = format.reasoning if thinks or thinking else None
         self._thinking = thinking
         self._family = format.tools if tools else None
         self._calls: CallReader | None = None
         if self._family is not None:
-            self._calls = CallReader(self._buffer, self._family, tools)
+            self._calls = CallReader(self._buffer, self._family, tools, self._piece)
         self._run = self._reply()
         self._done = False
 
@@ -71,11 +79,13 @@ class ReplyParser:
         if not self._done:
             self._done = next(self._run, self) is self
         reasoning, self._reasoning = self._reasoning, []
-        content, self._content = self._content, []
-        calls: list[CallPiece] = []
-        if self._calls is not None:
-            calls, self._calls.pieces = self._calls.pieces, []
-        return Spoken("".join(reasoning), "".join(content), calls)
+        parts, self._parts = self._parts, []
+        return Spoken("".join(reasoning), parts)
+
+    @property
+    def amid_call(self) -> bool:
+        """Whether the call that began last is not there to its end."""
+        return self._calls is not None and not self._calls.whole
 
     def _reply(self) -> Reading[None]:
         buffer = self._buffer
@@ -97,10 +107,14 @@ class ReplyParser:
     def _reasoning_piece(self, text: str) -> None:
         self._reasoning.append(text)
 
+    def _piece(self, piece: CallPiece) -> None:
+        self._parts.append(piece)
+
     def _say(self, end: int) -> None:
         """What comes before the place ``end`` is content."""
         buffer = self._buffer
-        self._content.append(buffer.text[buffer.position : end])
+        if end > buffer.position:
+            self._parts.append(buffer.text[buffer.position : end])
         buffer.position = end
 
     def _text(self) -> Reading[None]:
@@ -158,7 +172,7 @@ class ReplyParser:
             if buffer.pinned is not None:
                 buffer.position = buffer.pinned
                 self._say(buffer.pinned + marked)
-        calls.end()
+            calls.give_up()
         buffer.pinned = None
 
 

@@ -39,14 +39,20 @@ class ReplyReader:
         """Reads the next piece of the reply; nothing may follow the ``last`` one."""
         if self._unsaid:
             self._unsaid[-1] += len(text)
-        spoken = Spoken("", text, ()) if self._parser is None else self._parser.feed(text, last)
+        if self._parser is None:
+            spoken = Spoken("", (text,) if text else ())
+        else:
+            spoken = self._parser.feed(text, last)
         self._spoken.append(spoken)
         if spoken.reasoning:
             self._say("reasoning", len(self._unsaid))
-        if spoken.content:
-            self._say_text(len(spoken.content))
-        if spoken.calls:
-            self._say("call", len(self._unsaid))
+        for place, part in enumerate(spoken.parts):
+            if isinstance(part, str):
+                self._say_text(len(part))
+            else:
+                # Text behind it knows how many tokens are its own.
+                text_follows = any(isinstance(each, str) for each in spoken.parts[place:])
+                self._say("call", 0 if text_follows else len(self._unsaid))
 
     def taken(self) -> tuple[Spoken, list[Run]]:
         """What was said since the last time, and by which tokens, in their order."""
@@ -54,14 +60,16 @@ class ReplyReader:
         runs, self._runs = self._runs, []
         if len(spoken) == 1:
             return spoken[0], runs
-        calls: list[CallPiece] = []
-        for piece in chain.from_iterable(each.calls for each in spoken):
-            if piece.name is None and calls and calls[-1].index == piece.index:
-                calls[-1] = replace(calls[-1], text=calls[-1].text + piece.text)
+        parts: list[str | CallPiece] = []
+        for part in chain.from_iterable(each.parts for each in spoken):
+            last = parts[-1] if parts else None
+            if isinstance(part, str) and isinstance(last, str):
+                parts[-1] = last + part
+            elif isinstance(part, str) or part.name is not None or not isinstance(last, CallPiece):
+                parts.append(part)
             else:
-                calls.append(piece)
-        reasoning = "".join(each.reasoning for each in spoken)
-        return Spoken(reasoning, "".join(each.content for each in spoken), calls), runs
+                parts[-1] = replace(last, text=last.text + part.text)
+        return Spoken("".join(each.reasoning for each in spoken), parts), runs
 
     def _say_text(self, length: int) -> None:
         """Where it follows something else, there are tokens of marks before its own."""

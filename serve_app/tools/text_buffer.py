@@ -107,6 +107,12 @@ class TextBuffer:
                 return False
             yield
 
+    def skip_beginning_of(self, mark: str) -> None:
+        """At the end of all text, skips what the end has cut of ``mark`` and of the space before
+        it. A mark that is a token is never cut."""
+        if self.ended and mark not in self._tokens and mark.startswith(self.rest.lstrip()):
+            self.position = len(self.text)
+
     def expect(self, mark: str) -> Reading[None]:
         if not (yield from self.take(mark)):
             raise MalformedCallError

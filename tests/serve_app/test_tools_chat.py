@@ -159,7 +159,17 @@ def test_stop_strings_end_texts_and_arguments() -> None:
     [choice] = chat(saying(CALL, SPELLED), stop="u006c", include_stop_str_in_output=True)["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["function"]["arguments"] == '{"city":  "Os\\u006c'
-    assert choice["stop_reason"] == "u006c"
+    # Whoever runs tools where they are called must not run this one.
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "u006c")
+    [choice] = chat(saying(CALL, SPELLED), stop="</tool_call>")["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", "</tool_call>")
+
+
+def test_a_mark_that_the_end_has_cut_is_no_text() -> None:
+    for cut in range(1, len("\n</tool_call>")):
+        [choice] = chat(saying(CALL[:-cut], SPELLED))["choices"]
+        assert choice["message"]["content"] is None
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
 
 
 def test_what_is_no_call_of_an_offered_tool_is_text() -> None:

@@ -91,6 +91,67 @@ def test_a_conversation_of_messages_with_a_tool() -> None:
     serve(test, engine, TOKENIZER)
 
 
+@pytest.mark.parametrize("step", [1, 2, 5, 13, 200])
+@pytest.mark.parametrize("stream", [False, True])
+def test_parts_stand_in_their_order_however_many_tokens_come_at_once(
+    step: int, stream: bool
+) -> None:
+    """What ends a call and what is said behind it may come together."""
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+    reply = f"First.{call}\n{call}Then.{call}"
+    asked = {
+        "max_tokens": 500,
+        "stream": stream,
+        "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+    expected = [("text", "First."), *[("tool_use", '{"city": "Bern"}')] * 2]
+    expected += [("text", "Then."), ("tool_use", '{"city": "Bern"}')]
+
+    async def test(client: Client) -> None:
+        told = await client.post("/v1/messages", json=asked)
+        if not stream:
+            blocks = told.json()["content"]
+            texts = [each.get("text") or json.dumps(each["input"]) for each in blocks]
+            assert list(zip((each["type"] for each in blocks), texts, strict=True)) == expected
+            return
+        found: list[tuple[str, str]] = []
+        for line in told.text.splitlines():
+            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+            if event.get("type") == "content_block_start":
+                found.append((event["content_block"]["type"], ""))
+            elif event.get("type") == "content_block_delta":
+                assert event["index"] == len(found) - 1
+                delta = event["delta"]
+                kind, text = found[-1]
+                found[-1] = kind, text + (delta.get("text") or delta["partial_json"])
+        assert found == expected
+
+    serve(test, saying(reply, TOKENIZER, step), TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("ern", "stop_sequence"), ("</tool_call>", "tool_use")]
+)
+def test_a_call_that_a_stop_sequence_cuts_is_not_to_be_run(stop: str, reason: str) -> None:
+    asked = {
+        "max_tokens": 500,
+        "stop_sequences": [stop],
+        "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+
+    async def test(client: Client) -> None:
+        told = (await client.post("/v1/messages", json=asked)).json()
+        [call] = told["content"]
+        assert call["input"] == ({"city": "Bern"} if reason == "tool_use" else {})
+        assert (told["stop_reason"], told["stop_sequence"]) == (reason, stop)
+
+    spelled = tool_tokenizer()
+    reply = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+    serve(test, saying(reply, spelled), spelled)
+
+
 THOUGHTFUL = (
     "<think>Hm 1 < 2, \u00e9</think>\n\nI look: \u00e9 < 3.\n\n<tool_call>\n"
     '{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
