@@ -180,7 +180,7 @@ class ServeConfig(EngineOptions):
         group="model",
         metavar="FILE",
     )
-    host: str = option(
+    host: Name = option(
         "127.0.0.1", "to listen on (default 127.0.0.1)", group="http", metavar="ADDRESS"
     )
     port: int = option(8000, "port to listen on (default 8000)", group="http", ge=1, le=65535)

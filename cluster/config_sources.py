@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lexshard.cluster.config import OPTIONS, VARIABLE_PREFIX, Option, ServeConfig
 from lexshard.cluster.nearest import did_you_mean
-from lexshard.cluster.strict_yaml import StrictLoader
+from lexshard.cluster.strict_yaml import NOT_YAML, StrictLoader
 
 # What Kubernetes puts there for a service whose name begins with lexshard is none of ours.
 SERVICE_VARIABLE = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -63,8 +63,9 @@ class ConfigSources:
         """
         values = {**self.file, **self.environment, **self.flags}
         key_file = values.get(KEY_FILE)
-        if isinstance(key_file, str):
-            values[KEYS] = [*values.get(KEYS, []), *_read_keys(key_file)]
+        keys = values.get(KEYS, [])
+        if isinstance(key_file, str) and isinstance(keys, list):
+            values[KEYS] = [*keys, *_read_keys(key_file)]
         if "model" not in values:
             raise ConfigError(
                 "no model given: pass a folder or ORG/NAME, or set 'model' in the configuration"
@@ -131,7 +132,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             loaded = yaml.load(stream, StrictLoader)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except NOT_YAML as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {reason}") from error
     if not (isinstance(loaded, dict) and all(isinstance(key, str) for key in loaded)):
@@ -150,7 +151,7 @@ def _read_keys(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         refuse_readable(Path(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the keys in {path}: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:

@@ -6,12 +6,17 @@ from typing import Any
 
 import yaml
 
+# What reading it raises: of values that are none of their type's, of nests that are too deep.
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class StrictLoader(yaml.SafeLoader):
     """Refuses a key that is given twice: of two values one would be ignored."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != MERGE]
+        keys = [self.construct_object(key, deep=deep) for key in own]
         twice = [key for place, key in enumerate(keys) if key in keys[:place]]
         if twice:
             raise yaml.constructor.ConstructorError(

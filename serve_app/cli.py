@@ -5,7 +5,9 @@ with the sentence ``INTERRUPTED`` that it has been interrupted."""
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import itertools
 import os
 import sys
@@ -144,6 +146,27 @@ HELP = ("-h", "--help")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns the exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w")):
+        if getattr(sys, name) is None:  # whoever started this has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # What is left in its buffer must not be tried again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # the reader, `head` say, has read enough
+            return READER_GONE
+        print(f"lexshard: no more can be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -172,17 +195,14 @@ def _run(command: Command, given: argparse.Namespace) -> int:
     module = importlib.import_module(command.module)
     try:
         code: int | None = module.run(given)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
+    except BrokenPipeError:
+        raise
     except getattr(module, "REFUSALS", ()) as error:
         print(f"lexshard: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if not hasattr(module, "INTERRUPTED"):
-            raise
-        print(f"\nlexshard: interrupted; {module.INTERRUPTED}", file=sys.stderr)
+        remedy = getattr(module, "INTERRUPTED", None)
+        print(f"\nlexshard: interrupted{f'; {remedy}' if remedy else ''}", file=sys.stderr)
         return 130
     return code or 0
 

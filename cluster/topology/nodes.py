@@ -15,6 +15,7 @@ from lexshard.cluster.nearest import did_you_mean
 # The rest is for interpreters, CUDA's context and the activations of a step.
 USABLE_SHARE = 0.9
 
+MOST_NODES = 10_000
 _COUNTS, _SIZES = ("cpus", "gpus"), ("memory", "gpu_memory")
 EXAMPLE = "2x cpus=16,memory=64GiB,gpus=4,gpu_memory=80GiB"
 
@@ -50,14 +51,17 @@ def parse_nodes(specifications: Sequence[str]) -> tuple[NodeResources, ...]:
     """
     nodes: list[NodeResources] = []
     for text in specifications:
-        repeated = re.match(r"\s*(\d+) *x *", text)
+        repeated = re.match(r"\s*(\d{1,9}) *x *", text)
         resources = text[repeated.end() :] if repeated else text
         values = dict(_value(part, text) for part in resources.split(","))
         needed = ("cpus", "memory", "gpu_memory") if values.get("gpus") else ("cpus", "memory")
         missing = [name for name in needed if name not in values]
         if missing:
             raise NodesError(f"node '{text}' says no {', '.join(missing)}: write it as '{EXAMPLE}'")
-        for _ in range(int(repeated.group(1)) if repeated else 1):
+        count = int(repeated.group(1)) if repeated else 1
+        if not 1 <= count <= MOST_NODES:
+            raise NodesError(f"node '{text}' is there {count} times: give 1 to {MOST_NODES:,}")
+        for _ in range(count):
             nodes.append(NodeResources(f"node {len(nodes)}", **values))
     return tuple(nodes)
 

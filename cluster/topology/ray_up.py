@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from lexshard.cluster.nearest import did_you_mean
-from lexshard.cluster.strict_yaml import StrictLoader
+from lexshard.cluster.strict_yaml import NOT_YAML, StrictLoader
 
 # What each provider must be told, and may be; as node providers and their bootstrapping read it.
 PROVIDERS = {
@@ -45,7 +45,7 @@ def check_cluster_file(path: str | Path) -> str:
         content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
     except OSError as error:
         raise ClusterFileError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except NOT_YAML as error:
         reason = " ".join(str(error).split())
         raise ClusterFileError(f"{path} is not valid YAML: {reason}") from error
     if not isinstance(content, dict):

@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     from lexshard.actors.index.report import describe
     from lexshard.kernels import pool
 
+    if arguments.out is not None and arguments.out.is_dir():
+        raise IsADirectoryError(f"--out {arguments.out} is a folder: name a file in it")
     threads = arguments.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
     pool.set_threads(threads)

@@ -74,7 +74,7 @@ def server_address(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no address: give HOST:PORT, :PORT, or a URL with http:// or https://"
         )
-    return url
+    return url.rstrip("/").removesuffix("/v1")  # as a banner and clients of OpenAI's have it
 
 
 def reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ import uvloop
 
 from lexshard.actors.edge.drafting import EdgeSettings, warm_up
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError
+from lexshard.cluster.config_sources import CLOUD_KEY, ConfigError, ConfigSources
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.serve_app.api_processes.api_process import HttpServer, http_config
@@ -32,13 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     # What bounds nothing is refused before anything is loaded.
     names = {field.name for field in fields(EdgeSettings)}
     settings = EdgeSettings(**{name: it for name, it in vars(arguments).items() if name in names})
-    config = ServeConfig(
-        model=str(model_folder(arguments.draft, tell)),
-        host=arguments.host,
-        port=arguments.port,
-        log_format=arguments.log_format,
-        playground=False,  # it shows what a head did, and a device has none
-    )
+    given = {name: getattr(arguments, name) for name in ("host", "port", "log_format")}
+    # The page shows what a head did, and a device has none.
+    flags = {**given, "model": arguments.draft, "playground": False}
+    config = ConfigSources(flags=flags).config()
+    config = config.model_copy(update={"model": str(model_folder(arguments.draft, tell))})
     log_to(sys.stderr, config.log_format)
     stop = StopRequest()
     stop.listen()

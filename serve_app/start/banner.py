@@ -14,7 +14,8 @@ from lexshard.serve_app.start.timings import told_screens, told_threads
 
 def base_url(config: ServeConfig) -> str:
     """Where a client on this machine reaches the server."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.ssl_certfile is None else "https"
     return f"{scheme}://{host}:{config.port}"
 

@@ -62,10 +62,11 @@ def check_listening(config: ServeConfig) -> None:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((config.host, config.port))
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # or no name of a host at all
+        why = error.strerror if isinstance(error, OSError) else error
         raise StartupError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror}; choose another "
-            "--port or --host"
+            f"cannot listen on {config.host!r} port {config.port}: {why}; choose another --port or "
+            "--host"
         ) from error
 
 
@@ -115,6 +116,8 @@ def check_files(config: ServeConfig) -> None:
             raise StartupError(str(error)) from error
     if config.draft is not None and config.draft != NGRAM:
         _check_draft(check_model_folder(config.draft), model)
+    if config.index is not None and Path(config.index).is_dir():
+        raise StartupError(f"--index {config.index} is a folder: name the file in it")
     if config.index is not None and config.head != "dense" and Path(config.index).is_file():
         _check_index(Path(config.index), model, config)
     if config.score_template is not None:
@@ -126,15 +129,19 @@ def check_effects(config: ServeConfig) -> None:
     reserves = config.reserve or config.address is not None or config.has_replicas
     page = config.has_playground or not config.playground_kills
     shares = [key for key in FLAGS if key.startswith(("cpus_per_", "gpus_per_"))]
+    of_samplers = ["sampler_placement", "sampler_threads"]
+    guesses = config.draft or config.edge_sessions
     for keys, works, what in (
         (["target_ongoing_requests"], config.max_replicas, "adds replicas: give --max-replicas"),
         (["routing"], config.has_replicas, "chooses among replicas: give --replicas 2 or more"),
         (shares, reserves, "is for what Ray reserves, which is nothing: give --reserve, too"),
         (["placement_seconds"], config.address, "is for a cluster that is joined: give --address"),
         (["shard_assignment", "shard_trace"], config.shards > 1, "is for shards: give --shards 2"),
-        (["sampler_placement"], config.samplers, "is for samplers: give --samplers 1 or more"),
+        (of_samplers, config.samplers, "is for samplers: give --samplers 1 or more"),
         (["tiers"], config.head != "dense", "screens, and --head dense does not: leave one out"),
         (["draft_tokens", "draft_length"], config.draft, "is about guesses: give --draft, too"),
+        (["verify"], guesses, "is about guesses: give --draft, or --edge-sessions"),
+        (["edge_resume_seconds"], config.edge_sessions, "is for devices: give --edge-sessions"),
         (["playground_kills"], page, "needs the page: give --playground, too"),
         (["attention", "no_compile"], config.device != "cpu", "is for a GPU: leave it out"),
     ):

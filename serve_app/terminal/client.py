@@ -32,7 +32,11 @@ def chunks(url: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]
     """
     url = url.rstrip("/")
     try:
-        with opened(url, path, json.dumps(body | {"stream": True}).encode()) as reply:
+        asked = json.dumps(body | {"stream": True}, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:  # half a character, or no number
+        raise RefusedError(f"that cannot be sent: {error}") from error
+    try:
+        with opened(url, path, asked) as reply:
             yield from _events(reply)
     except HTTPError as error:
         raise RefusedError(_refusal(error)) from error
@@ -53,6 +57,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise RefusedError(event["error"]["message"])
         yield event
+    raise RefusedError("the reply broke off: the server ended the connection")
 
 
 def _refusal(error: HTTPError) -> str:

@@ -34,8 +34,8 @@ AUTOMATIC = {
 }
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "serve.yaml"
+def written(folder: Path, text: str, name: str = "serve.yaml") -> Path:
+    path = folder / name
     path.write_text(text)
     path.chmod(0o600)
     return path
@@ -74,6 +74,10 @@ def test_every_value_tells_where_it_comes_from(tmp_path: Path) -> None:
         ("model: 3", "'model': .* not 3"),
         ("port: 1\nport: 2", "'port' is given twice: leave one out"),
         ("draft: {folder: a}", "'draft': .*"),
+        ("revision: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        ("threads: !!int abc", "is not valid YAML"),
+        ("threads: " + "[" * 5000, "is not valid YAML"),
+        ("host: ''", "'host': "),
     ],
 )
 def test_a_bad_file_is_told_in_one_line_with_key_value_and_remedy(
@@ -107,6 +111,20 @@ def test_a_file_that_others_can_read_holds_no_keys(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         load_config(path, {})
+
+
+def test_a_key_that_is_no_list_is_refused_beside_a_file_of_keys_too(tmp_path: Path) -> None:
+    """Its letters would have been keys."""
+    file = written(tmp_path, "sk-1\n", "keys")
+    for keys in ("sk-secret", "null", "5"):
+        path = written(tmp_path, f"model: a\napi_key_file: {file}\napi_keys: {keys}\n")
+        with pytest.raises(ConfigError, match="'api_keys': Input should be a valid list"):
+            load_config(path, {})
+
+
+def test_a_mapping_may_be_merged_into_another(tmp_path: Path) -> None:
+    path = written(tmp_path, "<<: {model: a, port: 80}\nport: 81\n")
+    assert (load_config(path, {}).model, load_config(path, {}).port) == ("a", 81)
 
 
 def test_no_message_tells_a_key(tmp_path: Path) -> None:

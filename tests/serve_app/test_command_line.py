@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -119,6 +120,39 @@ def test_words_after_two_dashes_are_not_options_of_the_command(capsys: Captured)
     assert "--seconds, --settle" in capsys.readouterr().err
 
 
+# -- what is said where it cannot be written ----------------------------------------------------
+
+
+def said_to(arguments: list[str], shell: str, **environment: str) -> tuple[int, str]:
+    """The status of a command that a ``shell`` runs, and what it says of errors."""
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", *arguments]
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" "$@" {shell}', *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help=all"], ["config", "schema"]])
+def test_output_that_nothing_takes_is_no_traceback(arguments: list[str], unbuffered: str) -> None:
+    environment = {"PYTHONUNBUFFERED": unbuffered}
+    full = said_to(arguments, "> /dev/full", **environment)
+    assert full == (1, "lexshard: no more can be written: No space left on device\n")
+    assert said_to(arguments, ">&-", **environment) == (0, "")
+    code, told = said_to(arguments, "| true; exit ${PIPESTATUS[0]}", **environment)
+    assert (code in (0, 141), told) == (True, "")
+
+
+def test_what_is_no_letter_of_a_terminal_is_told_by_its_number() -> None:
+    arguments = ["config", "show", "--model", "caf\u00e9"]
+    assert said_to(arguments, "| grep -F 'caf\\xe9' >&2", PYTHONIOENCODING="ascii")[0] == 0
+
+
 # -- refusals are quick ---------------------------------------------------------------------------
 
 
@@ -133,6 +167,8 @@ def test_a_server_that_cannot_start_says_so_before_anything_that_takes_time(tmp_
             "in use": ["serve", folder, "--port", str(taken.getsockname()[1])],
             "did you mean int8?": ["serve", folder, "--tier", "int88"],
             "no hot vocabulary": ["serve", folder, "--hot-vocabulary", "absent"],
+            "is a folder: name the file": ["serve", folder, "--index", str(tmp_path)],
+            "choose another": ["serve", folder, "--host", "no host"],
             "unknown option --prot": ["serve", folder, "--prot", "80"],
         }
         for told, arguments in refused.items():
@@ -182,6 +218,7 @@ def test_status_takes_an_address_as_people_write_it(capsys: Captured) -> None:
             f"localhost:{port}",
             f"127.0.0.1:{port}",
             f"http://localhost:{port}/",
+            f"http://localhost:{port}/v1",
         ):
             assert ended(["status", "--json", "--url", url]) == 0, url
             assert json.loads(capsys.readouterr().out)["ready"] is True

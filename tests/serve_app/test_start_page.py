@@ -12,7 +12,7 @@ from lexshard.cluster.config import GROUPS, OPTIONS, Option, ServeConfig
 from lexshard.cluster.config_sources import config_sources
 from lexshard.serve_app.cli import main
 from lexshard.serve_app.commands.option_flags import FIRST
-from lexshard.serve_app.start.banner import banner
+from lexshard.serve_app.start.banner import banner, base_url
 from lexshard.serve_app.start.settings import set_options
 from tests.support.mock_engine import MockEngine
 
@@ -149,6 +149,14 @@ def test_the_banner_tells_of_the_page_where_there_is_one() -> None:
         config = ServeConfig(model="mock", port=9000, **given)
         page = banner(config, INFORMATION, has_chat=False)
         assert ("http://127.0.0.1:9000/\n" in page) == told
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("a.example", "a.example")],
+)
+def test_the_address_that_is_told_can_be_asked(host: str, told: str) -> None:
+    assert base_url(ServeConfig(model="mock", host=host)) == f"http://{told}:8000"
 
 
 # -- help -----------------------------------------------------------------------------------------

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -129,6 +133,41 @@ def test_a_failure_of_the_stream_is_told(capsys: Captured) -> None:
     told = capsys.readouterr()
     assert told.out == "a\n"
     assert "Internal error" in told.err
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_reply_that_breaks_off_is_no_whole_one(command: str, capsys: Captured) -> None:
+    """As where the process that sends it is killed: a client must not take it for all of it."""
+    name = "text" if command == "complete" else "delta"
+    said = "a" if command == "complete" else {"content": "a"}
+    event = b"data: " + json.dumps({"choices": [{"index": 0, name: said}]}).encode() + b"\n\n"
+
+    class Breaking(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+            self.close_connection = True
+
+        def log_message(self, *_: Any) -> None:
+            """Nowhere."""
+
+    with HTTPServer(("127.0.0.1", 0), Breaking) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = ["x", "--url", f":{server.server_port}", "--model", "m"]
+        assert main([command, *asked]) == 1
+        server.shutdown()
+    told = capsys.readouterr()
+    assert (told.out, "broke off" in told.err) == ("a\n", True)
+
+
+def test_what_cannot_be_sent_is_told(url: str, capsys: Captured) -> None:
+    assert main(["complete", "a\udcff", "--url", url, "--model", "m"]) == 1
+    assert main(["complete", "a", "--temperature", "nan", "--url", url, "--model", "m"]) == 1
+    assert capsys.readouterr().err.count("cannot be sent") == 2
 
 
 def pieces(

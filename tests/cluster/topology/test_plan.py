@@ -122,6 +122,8 @@ def test_nodes_are_told_in_words() -> None:
         ("cpus=4,memory=1GiB,gpus=2", "says no gpu_memory"),
         ("cpus=0,memory=1GiB", "cpus is a whole number, not '0'"),
         ("", "has no ''"),
+        ("0x cpus=1,memory=1GiB", "0 times: give 1 to 10,000"),
+        ("999999999x cpus=1,memory=1GiB", "999999999 times"),
     ],
 )
 def test_bad_nodes_are_told(text: str, told: str) -> None:
