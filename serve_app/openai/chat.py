@@ -71,7 +71,7 @@ async def _read_beside(
 def _read(call: HttpCall, body: Any) -> tuple[ChatCompletionRequest, Wanted]:
     state = call.state
     chat = read_fields(ChatCompletionRequest, body, state, call.record)
-    if chat.top_logprobs is not None and not chat.logprobs:
+    if chat.top_logprobs and not chat.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs'", "top_logprobs")
 
     special = bool(chat.add_special_tokens)

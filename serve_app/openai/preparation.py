@@ -276,7 +276,8 @@ class Preparation:
         """
         wanted, keep = self._wanted, self._fields.truncate_prompt_tokens
         if keep == -1:
-            least = wanted.max_tokens or wanted.default_tokens or 1
+            asked = wanted.max_tokens
+            least = wanted.default_tokens or 1 if asked is None else max(1, asked)
             keep = max(1, self.information.max_model_len - least)
         prompt = check_and_truncate(prompt, keep, self.information, self._fields.truncation_side)
         budget = self._budget(len(prompt.ids))
@@ -297,17 +298,18 @@ class Preparation:
         information = self.information
         asked, field = self._wanted.max_tokens, self._wanted.prompt_field
         context = min(information.max_model_len, information.kv_tokens)
-        if prompt_tokens + max(1, asked or 0) > context:
+        least = max(1, asked or 0)
+        if prompt_tokens + least > context:
             reason = f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."
             if asked is not None:
-                parts = f"{prompt_tokens} in the {field}, {asked} in the completion"
-                reason = f"you requested {prompt_tokens + asked} tokens ({parts})."
+                parts = f"{prompt_tokens} in the {field}, {least} in the completion"
+                reason = f"you requested {prompt_tokens + least} tokens ({parts})."
             reason += f" Please reduce the length of the {field} or completion."
             if context < information.max_model_len:
                 reason += f" (Of {information.max_model_len}, the KV cache holds {context}.)"
             raise context_length_exceeded(context, reason, field)
         if asked is not None:
-            return max(1, asked)
+            return least
         room = context - prompt_tokens
         return min(self._wanted.default_tokens or room, room)
 

@@ -281,6 +281,8 @@ def parse(model: type[Model], body: Any) -> Model:
         # Inside others, a place may also tell which of its types a value was taken for.
         if path[:1] in (["response_format"], ["tool_choice"]):
             del path[1:2]
+        elif path[:1] == ["structured_outputs"]:
+            path = [part for part in path if "[" not in part]
         if problem["type"] == UNKNOWN_FIELD:
             name = shortened(".".join([*path, problem["msg"]]))
             raise unknown_parameter(name, problem["ctx"]["near"]) from error

@@ -113,9 +113,11 @@ async def list_input_items(state: ServerState, request: Request) -> Response:
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit")
     if order not in ("asc", "desc"):
         raise bad_request("'order' must be asc or desc", "order")
-    if limit is not None and not (limit.isdecimal() and 1 <= int(limit[:10]) <= MAX_LISTED):
+    most = LISTED
+    if limit is not None:
+        most = int(limit) if limit.isdecimal() and len(limit) <= len(str(MAX_LISTED)) else 0
+    if not 1 <= most <= MAX_LISTED:
         raise bad_request(f"'limit' must be from 1 to {MAX_LISTED}", "limit")
-    most = LISTED if limit is None else int(limit)
     if order == "desc":
         items = items[::-1]
     if after is not None:

@@ -191,7 +191,7 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
         ApiError: 400 naming the place of what is wrong or is not implemented.
     """
     conversation = Conversation()
-    if asked.instructions is not None:
+    if asked.instructions:
         message = {"role": "system", "content": asked.instructions}
         conversation.add(message, "instructions")
     conversation.read(earlier, "previous_response_id")

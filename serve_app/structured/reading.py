@@ -36,7 +36,9 @@ from lexshard.serve_app.structured.schemas import (
 
 ANY_OBJECT: Schema = {"type": "object"}
 # By which llguidance, too, tells Lark from GBNF.
-_LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
+_LARK = re.compile(r"\s*(%llguidance\b|start\s*:(?!:=))")
+# llguidance's reader of GBNF loses the zeros that these begin with.
+_ESCAPED = re.compile(r"(\\\\)|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})")
 Reader = Callable[[], Constraint]
 
 
@@ -201,7 +203,8 @@ def _grammar(grammar: str, field: str) -> Constraint:
     try:
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
-        return Constraint({"lark_grammar": gbnf_to_lark(grammar)}, field)
+        lark = gbnf_to_lark(_ESCAPED.sub(_unescaped, grammar))
+        return Constraint({"lark_grammar": lark}, field)
     except RecursionError as error:
         raise bad_request(f"'{field}' is nested too deeply", field) from error
     except Exception as error:  # whatever it tells by
@@ -210,6 +213,13 @@ def _grammar(grammar: str, field: str) -> Constraint:
             f"{shortened(str(error))}",
             field,
         ) from error
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """The character itself where it is a letter or a sign that a grammar gives no meaning."""
+    code = int(escape[2] or escape[3] or "0", 16)
+    plain = 0xA0 <= code < 0xD800 or 0xE000 <= code <= 0x10FFFF
+    return chr(code) if plain else escape[0]
 
 
 def _tag(
@@ -223,7 +233,8 @@ def _tag(
         if problem["type"] == UNKNOWN_FIELD:
             name = ".".join(filter(None, (field, path, problem["msg"])))
             raise unknown_parameter(shortened(name), problem["ctx"]["near"]) from error
-        raise bad_request(f"'{field}': '{shortened(path)}': {problem['msg']}", field) from error
+        place = f"'{shortened(path)}': " if path else ""
+        raise bad_request(f"'{field}': {place}{problem['msg']}", field) from error
     return _tagged(tag, style, field, special_tokens)
 
 

@@ -37,7 +37,7 @@ def test_pages_of_named_origins_may_ask_and_keys_are_asked_for_as_ever() -> None
         asked = {
             "origin": PAGE,
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type",
+            "access-control-request-headers": "authorization,content-type,x-stainless-lang",
         }
         allowed = await client.options("/v1/completions", headers=asked)
         assert allowed.status_code == 200

@@ -186,6 +186,8 @@ def test_both_lengths_are_told_when_they_do_not_fit() -> None:
     response = complete({"max_tokens": 4095})
     assert "maximum context length is 4096 tokens" in response.text
     assert "4098 tokens (3 in the prompt, 4095 in the completion)" in response.text
+    response = complete({"prompt": "x" * 4096, "max_tokens": 0, "echo": True})
+    assert "4097 tokens (4096 in the prompt, 1 in the completion)" in response.text
 
 
 def test_a_prompt_that_fills_the_context_leaves_no_room() -> None:
@@ -369,6 +371,9 @@ def test_prompts_are_truncated_from_the_left() -> None:
     right = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
     complete({"prompt": "abcdef", **right}, engine)
     assert engine.requests[2].prompt_ids == ids("ab")
+    scored = {"max_tokens": 0, "echo": True}
+    complete({"prompt": "z" * 100, "truncate_prompt_tokens": -1, **scored}, engine)
+    assert len(engine.requests[3].prompt_ids) == 31
 
 
 def test_what_is_no_token_is_named() -> None:

@@ -93,7 +93,14 @@ def test_input_items_come_in_pages(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("query", "place"),
-    [("order=x", "order"), ("limit=0", "limit"), ("limit=a", "limit"), ("after=x", "after")],
+    [
+        *[("order=x", "order"), ("limit=0", "limit"), ("limit=a", "limit"), ("after=x", "after")],
+        *[
+            ("limit=101", "limit"),
+            ("limit=00000000019999", "limit"),
+            ("limit=" + "9" * 5000, "limit"),
+        ],
+    ],
 )
 def test_pages_that_there_are_not(url: str, query: str, place: str) -> None:
     made = client(url).responses.create(input="Hi")

@@ -184,6 +184,8 @@ def test_objects_can_be_closed() -> None:
         ({"structured_outputs": {"choice": ["<|end|>", "b"]}}, "<|end|>", "<"),
         ({"guided_grammar": 'start: "a" b\nb: "b" | "c" b'}, "accb", "acc"),
         ({"structured_outputs": {"grammar": 'root ::= "a" | b-c\nb-c ::= [0-9]+'}}, "07", "a0"),
+        ({"guided_grammar": 'root ::= "\\u00e9" [\\u00e0-\\u00ff]'}, "éà", "éa"),
+        ({"guided_grammar": 'root ::= "\\U0001F389\\u4e00"'}, "\U0001f389一", "\U0001f389"),
     ],
 )
 def test_what_is_asked_for_is_let_through(fields: dict[str, Any], right: str, wrong: str) -> None:

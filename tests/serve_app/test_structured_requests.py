@@ -101,6 +101,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.json",
         "must be a JSON object",
     ),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "valid dictionary"),
     (
         {"structured_outputs": {"structural_tag": {"structures": []}}},
         "structured_outputs.structural_tag",
