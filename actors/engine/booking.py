@@ -91,7 +91,7 @@ class Booking:
         broken = step.broken.get(sequence)
         if broken is None and chunk.draws and decisions[first] is None:
             broken = AllTokensExcludedError()
-        if broken is not None:
+        if broken is not None and not chunk.said:
             return self._event(sequence, told, (), reason="error", error=broken)
         if not chunk.draws:
             caught_up = chunk.start + chunk.count == len(sequence.token_ids)
@@ -138,12 +138,15 @@ class Booking:
         forced = ForcedRun()
         # Where a mask is on its way, a run has told the grammar of its tokens: none must follow.
         masking = sequence.pending_masks is not None
-        if sequence.matcher is not None and reason is None and token_ids and not masking:
+        goes_on = reason is None and broken is None and bool(token_ids) and not masking
+        if sequence.matcher is not None and goes_on:
             try:
                 forced = self._constraints.go_on(sequence, () if chunk.said else token_ids)
+                reason, stop = forced.reason, forced.stop
             except GrammarError as error:
-                return self._event(sequence, told, (), reason="error", error=error)
-            reason, stop = forced.reason, forced.stop
+                broken = error
+        if broken is not None and reason is None:  # what was drawn before is told
+            reason = "error"
         self._note(sequence, token_ids + forced.token_ids)
         last = len(chunk.forced[-1]) if chunk.forced else 0
         draws, ends = max(1, chunk.draws - len(chunk.drafted)), reason is not None
@@ -157,6 +160,7 @@ class Booking:
             certificates=certificates,
             origins=origins,
             logits=logits,
+            error=broken if reason == "error" else None,
             reason=reason,
             stop=stop,
         )
@@ -274,6 +278,7 @@ class Booking:
         """Forget the sampling state of a sequence that has ended."""
         if self._speculation is not None:
             self._speculation.forget(sequence)
+        self._constraints.forget(sequence)
         self._plane.close(sequence.arrival)
         self._head.close(sequence.arrival)
         self._states.close(sequence.arrival)

@@ -212,6 +212,11 @@ class Constraints:
                 sequence.pending_masks.wait(LATE_SECONDS)
         return bool(self._late)
 
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended: nothing waits for its masks."""
+        if sequence.masking:
+            self._late = [each for each in self._late if each is not sequence]
+
     def go_on(self, sequence: Sequence, token_ids: tuple[int, ...]) -> ForcedRun:
         """A sequence was given ``token_ids``; it is given those that must follow, too, unless their
         log-probabilities are asked for, or they are many: then it draws the next one, which alone

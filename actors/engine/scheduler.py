@@ -302,7 +302,8 @@ class Scheduler:
     def _admissible(self, share: FairShare, client: str) -> Iterator[Sequence]:
         """The waiting sequences of a client that could be computed now."""
         for sequence in share.waiting(client):
-            if not sequence.awaiting and not self._prompt_is_coming(sequence):
+            waits = sequence.masking and sequence.uncomputed == 0  # for all there is to compute
+            if not (sequence.awaiting or waits or self._prompt_is_coming(sequence)):
                 yield sequence
 
     def _prompt_is_coming(self, sequence: Sequence) -> bool:

@@ -175,8 +175,13 @@ class Steps:
             return None
         ran = taken.plan_of(plan)
         for chunk in ran.chunks:
+            self._count_prompt(chunk)
             chunk.sequence.advance(chunk.count, self._scheduler.pool)
         return InFlightStep(ran, PendingRows(taken, taken), taken.broken, set())
+
+    def _count_prompt(self, chunk: Chunk) -> None:
+        stop = min(chunk.start + chunk.count, chunk.sequence.prompt_length)
+        self.counters.prompt_tokens += max(0, stop - chunk.start)
 
     def _steps_of_run(self, plan: StepPlan) -> int:
         """How many steps in a row are like ``plan``, the sequences that will end aside."""
@@ -342,7 +347,7 @@ class Steps:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             stop = chunk.start + chunk.count
-            self.counters.prompt_tokens += max(0, min(stop, sequence.prompt_length) - chunk.start)
+            self._count_prompt(chunk)
             sequence.advance(chunk.count, self._scheduler.pool)
             # What ends or draws must be in no other plan before that is booked.
             sequence.awaiting = stop >= len(sequence.token_ids) or sequence in broken

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._making = threading.Lock()
         self._known: OrderedDict[str, Future[Matcher]] = OrderedDict()
+        self._failed: deque[str] = deque()  # told by the threads that make masks, too
 
     def start(self) -> list[Future[LLTokenizer]]:
         """Begins to make a large tokenizer, so that it is not made while others are served; fails
@@ -77,19 +79,29 @@ class Grammars:
 
     def matcher(self, text: str) -> Matcher:
         """A matcher of its own for one sequence; waits where the grammar is not ready. Raises
-        `GrammarError`, and ValueError where the model has no tokenizer for grammars."""
-        return self._begun(text).result().copy()
+        `GrammarError`, and ValueError where the model has no tokenizer for grammars.
+
+        Copies share what they have found out, and its limit: where one reaches that, the next one
+        is made anew.
+        """
+        matcher = self._begun(text).result().copy()
+        matcher.on_failure = partial(self._failed.append, text)
+        return matcher
 
     def close(self) -> None:
         """Ends the threads that compile."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begun(self, text: str) -> Future[Matcher]:
+        while self._failed:
+            self._known.pop(self._failed.popleft(), None)
         known = self._known.get(text)
         if known is None:
             known = self._known[text] = self._threads.submit(self._compile, text)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+            # Those on their way are waited for: without them more would begin them again for ever.
+            done = [each for each, future in self._known.items() if future.done()]
+            for each in done[: max(0, len(self._known) - REMEMBERED)]:
+                del self._known[each]
         self._known.move_to_end(text)
         return known
 

@@ -6,7 +6,7 @@ for every caller, however often, and whatever was guessed in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,8 @@ class GrammarError(ValueError):
 class Matcher:
     """``inner``, of ``tokenizer``, after the tokens that were consumed, of which ``last`` is the
     last, if any. ``eos_ids`` end an output: where nothing else may follow, the first of them must.
-    What `forced` told of last was ``long`` if it was a text beyond `WINDOW`.
+    What `forced` told of last was ``long`` if it was a text beyond `WINDOW`. ``on_failure`` is
+    called before a `GrammarError`.
 
     One thread at a time. Methods raise `GrammarError` where the grammar costs more than its limits.
     """
@@ -43,6 +44,7 @@ class Matcher:
         last: Sequence[int] = (),
     ) -> None:
         self.long = False
+        self.on_failure: Callable[[], None] | None = None
         self._inner = inner
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
@@ -140,4 +142,6 @@ class Matcher:
 
     def _check(self) -> None:
         if self._inner.is_error():
+            if self.on_failure is not None:
+                self.on_failure()
             raise GrammarError(self._inner.get_error().strip().splitlines()[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.constraints import LONG_TOKENS
 from lexshard.actors.engine.engine import Engine
+from lexshard.actors.grammar import grammars
+from lexshard.actors.grammar.grammars import Grammars
 from lexshard.actors.grammar.matcher import GrammarError
+from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.actors.text.codec import TextCodec
 from lexshard.kernels.masks import ids_of
@@ -303,7 +307,67 @@ def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
     engine.check_idle()
 
 
-def test_an_engine_rests_whose_late_sequence_was_cancelled(engine: Engine) -> None:
+def test_a_place_that_is_lost_while_a_mask_is_late_is_found_again() -> None:
+    """Of a prompt of one token nothing can be computed before its mask is there."""
+    engine = demo_engine(max_running=2, **CONTEXT)
+    asked = SamplingParameters(temperature=1.0, max_tokens=5, seed=1, grammar=OTHERS[1])
+    slow = Request("slow", 0, (7,), asked, client="a")
+    [expected] = run_to_completion(engine, [slow])
+    free = SamplingParameters(max_tokens=90, ignore_eos=True)
+    assert engine.submit(Request("long", 0, (5, 6), free, client="a")) is None
+    assert engine.submit(slow) is None
+    [sequence] = engine.sequences("slow")
+    there = threading.Event()
+    sequence.matcher = SlowMatcher(sequence.matcher, there)  # type: ignore[assignment]
+    while not sequence.masking:
+        engine.step()
+    newcomer = Request("new", 0, (9, 8), replace(free, max_tokens=1), client="b")
+    assert engine.submit(newcomer) is None
+    while engine.sequences("new"):
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    there.set()
+    events: list[SequenceEvent] = []
+    while not engine._scheduler.idle and len(events) < 300:
+        events.extend(engine.step())
+    said = [token for each in events if each.request_id == "slow" for token in each.token_ids]
+    assert tuple(said) == expected.token_ids
+    engine.check_idle()
+    engine.close()
+
+
+def test_more_grammars_than_are_remembered_are_all_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look at one that had been forgotten began it again, and forgot the next."""
+    monkeypatch.setattr(grammars, "REMEMBERED", 3)
+    kept = Grammars(str(DEMO), VOCABULARY, (0,))
+    waiting = [f'start: "choice {number}"' for number in range(12)]
+    deadline = time.monotonic() + 60
+    while waiting and time.monotonic() < deadline:
+        waiting = [each for each in waiting if not kept.ready(each, 0.0)]
+    assert not waiting
+    assert kept.ready('start: "one more"', 10)
+    assert len(kept._known) <= 4
+    kept.close()
+
+
+def test_a_grammar_that_failed_is_made_anew_for_the_next() -> None:
+    """Copies share what they have found out, and the limit of that."""
+    kept = Grammars(str(DEMO), VOCABULARY, (0,))
+    first, other = kept.matcher('start: "a"'), kept.matcher('start: "a"')
+    made = kept._known['start: "a"']
+    with pytest.raises(GrammarError):
+        first.consume((300,))
+    assert other.forced() is not None
+    assert kept.matcher('start: "a"').forced() == other.forced()
+    assert kept._known['start: "a"'] is not made
+    kept.close()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_an_engine_rests_whose_late_sequence_has_ended(engine: Engine, how: str) -> None:
     asked = SamplingParameters(temperature=1.0, max_tokens=3, seed=1, grammar=OTHERS[1])
     cancelled = threading.Event()
     for name in ("slow", "other"):
@@ -313,7 +377,12 @@ def test_an_engine_rests_whose_late_sequence_was_cancelled(engine: Engine) -> No
     while not any(engine.sequences(name)[0].masking for name in ("slow", "other")):
         engine.step()
     for name in ("slow", "other"):
-        engine.cancel(name)
+        [sequence] = engine.sequences(name)
+        if how == "cancelled":
+            engine.cancel(name)
+        else:
+            error = NonFiniteHiddenError([0])
+            engine.steps.booking._event(sequence, 0, (), reason="error", error=error)
     progress = engine.steps.run(lambda plan: lambda: engine.steps.forward(plan))
     assert any(next(progress).idle for _ in range(3))
     cancelled.set()
