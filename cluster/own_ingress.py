@@ -70,9 +70,9 @@ def write_configuration(
     return path
 
 
-def main(binary: str, configuration: str) -> None:
-    """Becomes HAProxy, which ends with the process that started this one."""
-    die_with_parent()
+def main(binary: str, configuration: str, parent: str) -> None:
+    """Becomes HAProxy, which ends with the process ``parent``, that started this one."""
+    die_with_parent(int(parent))
     os.execv(binary, [binary, "-db", "-q", "-f", configuration])
 
 

@@ -21,9 +21,12 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _LAST_WAIT_SECONDS = 2.0
 
 
-def die_with_parent() -> None:
-    """From now on the kernel kills this process when the one that started it ends."""
+def die_with_parent(parent: int | None = None) -> None:
+    """From now on the kernel kills this process when the one that started it ends. Ends at once
+    where that is known to be process ``parent`` and has ended already."""
     _control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os._exit(1)
 
 
 def adopt_orphans() -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx2
+from filelock import Timeout
 from huggingface_hub import (
     constants,
     get_hf_file_metadata,
@@ -30,6 +32,7 @@ from lexshard.cluster.models.progress import FetchProgress, in_units
 
 TRIES = 5  # one after the other that bring nothing
 PAUSE_SECONDS = 1.0
+LOCK_SECONDS = 1.0  # between two looks whether to wait on for another start
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ETAG = re.compile(r"[\w.+=-]{1,200}", re.ASCII)  # it becomes the name of a file
@@ -86,7 +89,7 @@ class Downloads:
         lock = self._hub.cache / ".locks" / self._folder.name / f"{etag}.lock"
         for folder in (lock.parent, self._folder / "blobs"):
             folder.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock):
+        with self._alone(lock):
             if not self._blob(etag).is_file():
                 self._fetch_blob(url, etag, size, file, progress)
         # Links it into the snapshot's folder, or copies it where there are no links.
@@ -97,6 +100,18 @@ class Downloads:
             cache_dir=self._hub.cache,
             endpoint=self._hub.endpoint,
         )
+
+    @contextmanager
+    def _alone(self, lock: Path) -> Iterator[None]:
+        """While ``lock`` is held, for which this waits until `stop`."""
+        with ExitStack() as held:
+            while True:
+                if self._stopped.is_set():
+                    raise DownloadStoppedError
+                with suppress(Timeout):
+                    held.enter_context(WeakFileLock(lock, timeout=LOCK_SECONDS))
+                    break
+            yield
 
     def _blob(self, etag: str) -> Path:
         return self._folder / "blobs" / etag

@@ -235,7 +235,8 @@ class EmbeddedServer:
         if binary is not None:
             certificate = certificate_with_key(config)
             written = write_configuration(folder, config.host, config.port, paths, certificate)
-            command = command_of("lexshard.cluster.own_ingress", binary, str(written))
+            own = binary, str(written), str(os.getpid())
+            command = command_of("lexshard.cluster.own_ingress", *own)
             roles.append(ProcessRole(INGRESS, command))
         return roles
 

@@ -88,6 +88,15 @@ def test_who_is_to_die_with_its_parent_does() -> None:
         eldest.wait()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's process control")
+def test_who_is_to_die_with_a_parent_that_is_gone_ends_at_once() -> None:
+    """As where a server is killed right after it started what it stands behind."""
+    program = "from lexshard.cluster.process_tree import die_with_parent; die_with_parent({})"
+    for parent, code in ((os.getpid(), 0), (subprocess.Popen(["true"]).pid, 1)):
+        command = [sys.executable, "-c", program.format(parent)]
+        assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == code
+
+
 def test_folders_without_an_owner_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from huggingface_hub import scan_cache_dir
+from huggingface_hub.utils import WeakFileLock
 
 from lexshard.cluster.models.download import Downloads, DownloadStoppedError
 from lexshard.cluster.models.files import RemoteFile
@@ -151,6 +153,18 @@ def test_a_stop_leaves_what_has_come(fetching: Fetching) -> None:
     assert 0 < there < SIZE
     fetching.folder()
     assert fetching.server.asked(WEIGHTS)[-1].begin == there
+
+
+def test_a_stop_ends_a_wait_for_another_start(fetching: Fetching) -> None:
+    hub = fetching.hub()
+    downloads = Downloads(hub, HubName(NAME), COMMIT)
+    etag = hashlib.sha256((DEMO / WEIGHTS).read_bytes()).hexdigest()
+    lock = hub.cache / ".locks" / hub.storage(HubName(NAME)).name / f"{etag}.lock"
+    lock.parent.mkdir(parents=True)
+    threading.Timer(0.5, downloads.stop).start()
+    with WeakFileLock(lock), pytest.raises(DownloadStoppedError):
+        downloads.fetch(RemoteFile(WEIGHTS, SIZE))
+    assert fetching.partial() is None
 
 
 def test_two_who_fetch_the_same_model_fetch_it_once(fetching: Fetching) -> None:
