@@ -65,7 +65,7 @@ class Generation:
                 if event.finish_reason in ("error", "abort") and not self._fails_alone(
                     event, choice
                 ):
-                    raise self._failure(event)
+                    raise failure_of(event, self._record.request_id)
                 if event.timing is not None:
                     self._record.note_timing(event.timing)
                 delta = choice.take(event, self._token_bytes)
@@ -122,13 +122,14 @@ class Generation:
         begun = event.refused and choice.generated > 0
         return begun and any(other.finish_reason != "error" for other in others)
 
-    def _failure(self, event: SequenceEvent) -> ApiError:
-        reason = event.error or f"the engine ended the sequence ({event.finish_reason})"
-        if event.refused:
-            return bad_request(reason)
-        if event.finish_reason == "abort":
-            return overloaded(reason)
-        request_id = self._record.request_id
-        told = {"fields": {"request_id": request_id}}
-        logger.error("id=%s engine error: %s", request_id, reason, extra=told)
-        return internal_error(request_id)
+
+def failure_of(event: SequenceEvent, request_id: str) -> ApiError:
+    """What a client is told of a sequence that ends with ``error`` or ``abort``."""
+    reason = event.error or f"the engine ended the sequence ({event.finish_reason})"
+    if event.refused:
+        return bad_request(reason)
+    if event.finish_reason == "abort":
+        return overloaded(reason)
+    told = {"fields": {"request_id": request_id}}
+    logger.error("id=%s engine error: %s", request_id, reason, extra=told)
+    return internal_error(request_id)

@@ -22,10 +22,11 @@ from lexshard.actors.receipts.stop_rule import Spelling
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import ApiError, bad_request, internal_error, json_response
+from lexshard.serve_app.openai.generation import failure_of
 from lexshard.serve_app.openai.protocol import StrictModel, parse, shown_as
 from lexshard.serve_app.openai.response_writer import DONE, server_sent_event
 from lexshard.serve_app.openai.streaming import EVENT_STREAM_HEADERS, START
-from lexshard.serve_app.openai.workers import run_unless_disconnected
+from lexshard.serve_app.openai.workers import SHORT_TEXT, run_unless_disconnected
 
 VERIFY = "/v1/receipts/verify"
 LOWEST_PRIORITY = 2**31 - 1
@@ -56,16 +57,22 @@ async def verify_receipts(call: HttpCall) -> ASGIApp:
     tokenizer = call.state.tokenizer
     spelling = Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)
     context = min(information.max_model_len, information.kv_tokens)
-    replays: list[Replay] = []
-    keys: list[str | None] = []
-    for number, told in enumerate(asked.receipts):
-        try:
-            receipt = read_receipt(told)
-            check_fits(receipt, information.vocabulary_size, context)
-            keys.append(signed_by(receipt))
-        except ReceiptError as error:
-            raise bad_request(f"'receipts.{number}': {error}", "receipts") from error
-        replays.append(Replay(receipt, here, spelling, uuid.uuid4().hex, LOWEST_PRIORITY))
+
+    def read() -> tuple[list[Replay], list[str | None]]:
+        replays: list[Replay] = []
+        keys: list[str | None] = []
+        for number, told in enumerate(asked.receipts):
+            try:
+                receipt = read_receipt(told)
+                check_fits(receipt, information.vocabulary_size, context)
+                keys.append(signed_by(receipt))
+            except ReceiptError as error:
+                raise bad_request(f"'receipts.{number}': {error}", "receipts") from error
+            replays.append(Replay(receipt, here, spelling, uuid.uuid4().hex, LOWEST_PRIORITY))
+        return replays, keys
+
+    # Beside the loop, however short they are: hashes of as many tokens take seconds.
+    replays, keys = await call.run(SHORT_TEXT + 1, read)
     await _check_grammars(call, replays)
     tokens = sum(len(each.request.prompt_ids) for each in replays)
     ticket = call.state.admission.admit(call.record.client, len(replays), tokens)
@@ -106,7 +113,8 @@ class Verification:
         self._keys = keys
 
     async def progress(self) -> AsyncIterator[set[int]]:
-        """Which of them have come further, until all have their verdicts."""
+        """Which of them have come further, until all have their verdicts. Raises `ApiError` where
+        the engine fails."""
         client, replays = self.call.state.client, self._replays
         places = {each.request.request_id: i for i, each in enumerate(replays)}
         first = [each.begin() for each in replays]
@@ -125,6 +133,9 @@ class Verification:
                     replay = replays[place]
                     if replay.verdict is not None:
                         continue
+                    if event.finish_reason in ("error", "abort") and not event.refused:
+                        # An engine that is gone says nothing of a receipt.
+                        raise failure_of(event, self.call.record.request_id)
                     self.ticket.set_waiting(0)
                     further.add(place)
                     drafts = replay.take(event)
@@ -174,9 +185,9 @@ class VerdictStream:
             body = b"".join(map(server_sent_event, events)) + (DONE if last else b"")
             await send({"type": "http.response.body", "body": body, "more_body": not last})
 
-        async for further in verification.progress():
-            await tell([verification.step(place) for place in sorted(further)])
         try:
+            async for further in verification.progress():
+                await tell([verification.step(place) for place in sorted(further)])
             verdicts = verification.verdicts()
         except ApiError as error:
             verdicts = [error.body()]

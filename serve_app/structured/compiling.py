@@ -96,9 +96,13 @@ class GrammarCompiler:
             return known
         try:
             told = self._asked(text, information)
-        except (OSError, EOFError) as error:
-            self.close()  # the next grammar starts another
-            raise overloaded("the process that compiles grammars failed; try again") from error
+        except BaseException as error:
+            # The next grammar starts another, and is not told what this one comes to.
+            self.close()
+            if isinstance(error, OSError | EOFError):
+                failed = "the process that compiles grammars failed; try again"
+                raise overloaded(failed) from error
+            raise
         compiled = Compiled(told["error"], tuple(told["warnings"]))
         with self._lock:
             self._remembered[name] = compiled
@@ -107,12 +111,16 @@ class GrammarCompiler:
         return compiled
 
     def _asked(self, text: str, information: EngineInformation) -> dict[str, Any]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # others have ended it
         if self._process is None:
             self._process = self._started(information)
         source: Any = self._process.stdout
         sink: Any = self._process.stdin
         _write(sink, text)
-        if not select.select([source], [], [], PATIENCE_SECONDS)[0]:
+        answered = select.poll()  # `select.select` knows 1,024 files
+        answered.register(source, select.POLLIN)
+        if not answered.poll(1000 * PATIENCE_SECONDS):
             raise TimeoutError
         answer: dict[str, Any] = grammar_process.read_line(source)
         return answer

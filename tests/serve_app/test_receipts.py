@@ -7,7 +7,7 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lexshard.actors.receipts.document import read_receipt
+from lexshard.actors.messages import FinishReason, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.receipts.document import (
+    ARITHMETIC_VERSION,
+    Arithmetic,
+    DigestChain,
+    Provenance,
+    Receipt,
+    options_of,
+    read_receipt,
+)
 from lexshard.actors.receipts.signature import Signer, signed_by
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.cli import main
@@ -206,6 +215,37 @@ def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
         equal = [each["equal_tokens"] for each in steps if each["index"] == i]
         assert equal == sorted(equal)
         assert equal[-1] == verdict["equal_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("reason", "status"), [("abort", 503), ("error", 500)])
+def test_an_engine_that_is_gone_says_nothing_of_a_receipt(
+    reason: FinishReason, status: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Provenance("a" * 64, "b" * 64, Arithmetic(ARITHMETIC_VERSION, "float32", "fused", "-"))
+    options = options_of(SamplingParameters(temperature=0.0, max_tokens=3, seed=5))
+    chain = DigestChain(here, 5, 0, options, None, (1, 2, 3))
+    chain.add((4, 5, 6), (1.0, 1.0, 1.0))
+    chain.end("length", None)
+    said = (1, 2, 3), (4, 5, 6), "length", None, chain.header, tuple(chain.digests)
+    receipt = Receipt(2, here, 5, 0, options, None, *said)
+    body = {"receipts": [receipt.as_json()], "stream": stream}
+
+    async def provenance(*_: Any) -> Provenance:
+        return here
+
+    class Failing(MockEngine):
+        def submit(self, requests: Sequence[Request]) -> Any:
+            made = super().submit(requests)
+            made.put(SequenceEvent.failure(requests[0], "no more", reason))
+            return made
+
+    monkeypatch.setattr(ReceiptIssuer, "provenance", provenance)
+    reply = post(VERIFY, body, Failing())
+    told = events(reply)[-1] if stream else reply.json()
+    assert stream or reply.status_code == status
+    assert told["error"]["type"] == "server_error" or status == 503
+    assert "not its own" not in reply.text
 
 
 def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, Any]]) -> None:
