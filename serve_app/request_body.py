@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 
 from lexshard.cluster.ingress import BODY_SECONDS
-from lexshard.serve_app.body_room import HeldBody
+from lexshard.serve_app.body_room import MAX_JSON_NAMES, MAX_JSON_VALUES, HeldBody, holds_too_much
 from lexshard.serve_app.openai.errors import (
     ApiError,
     ClientDisconnectedError,
@@ -23,13 +23,6 @@ from lexshard.serve_app.openai.errors import (
 from lexshard.serve_app.openai.workers import Returned
 from lexshard.serve_app.server_state import ServerState
 
-# Of a whole body, at every depth: values take up to 24 times the memory of their JSON, and names
-# ten times the time of numbers.
-MAX_JSON_VALUES = 1_000_000
-MAX_JSON_NAMES = 100_000
-NO_STRUCTURE = bytes(set(range(256)) - set(b'"[{,:'))
-PIECE_BYTES = 1 << 20
-
 
 def decoded(body: bytes) -> Any:
     """What a JSON body holds.
@@ -38,7 +31,7 @@ def decoded(body: bytes) -> Any:
         ApiError: 400 for one that is no JSON, holds too much or a name twice: of that parsers keep
             one or the other, and what a proxy has checked would not be what is done.
     """
-    if len(body) > MAX_JSON_NAMES and _holds_too_much(body):
+    if holds_too_much(body):
         raise bad_request(
             f"the body holds more than {MAX_JSON_VALUES} values or {MAX_JSON_NAMES} names"
         )
@@ -66,26 +59,6 @@ def _names_once(pairs: list[tuple[str, Any]]) -> None:
             name = shortened(name)
             raise bad_request(f"the body has '{name}' twice in one object", name)
         seen.add(name)
-
-
-def _holds_too_much(body: bytes) -> bool:
-    """Counts what comes before values (brackets, braces and commas) and after names (colons)."""
-    values = sum(map(body.count, (b"[", b"{", b",")))
-    if values <= MAX_JSON_VALUES and body.count(b":") <= MAX_JSON_NAMES:
-        return False  # even with those inside strings
-    # Once escapes are gone, every quote begins or ends a string; two side by side change nothing.
-    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    rest = rest.translate(None, NO_STRUCTURE).replace(b'""', b"")
-    values = names = inside = 0
-    for begin in range(0, len(rest), PIECE_BYTES):
-        parts = rest[begin : begin + PIECE_BYTES].split(b'"')
-        outside = b"".join(parts[inside::2])
-        names += outside.count(b":")
-        values += len(outside) - outside.count(b":")
-        if values > MAX_JSON_VALUES or names > MAX_JSON_NAMES:
-            return True
-        inside ^= (len(parts) - 1) % 2
-    return False
 
 
 # Bodies up to here are parsed and understood on the event loop: as a chat of 800 messages, which is

@@ -29,7 +29,13 @@ from lexshard.serve_app.edge import wire
 from lexshard.serve_app.engine_client import EventStream
 from lexshard.serve_app.middleware import log_request
 from lexshard.serve_app.openai.completions import read_completion, wanted_of
-from lexshard.serve_app.openai.errors import ApiError, bad_request, json_response, overloaded
+from lexshard.serve_app.openai.errors import (
+    ApiError,
+    bad_request,
+    context_length_exceeded,
+    json_response,
+    overloaded,
+)
 from lexshard.serve_app.openai.preparation import Preparation
 from lexshard.serve_app.openai.prompts import Prompt
 from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
@@ -112,6 +118,7 @@ class EdgeEndpoint:
     async def _opened(self, opening: wire.Opening, record: RequestRecord) -> EdgeSession:
         """A new session. Raises `ApiError` or `FrameError` for what is wrong with what is asked."""
         codec = await self._codec(opening)
+        self._check_length(opening, codec.token_bits)
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
         said = wire.unpack_ids(opening.said, codec.token_bits)
         body = opening.parameters | {"prompt": list(prompt)}
@@ -151,6 +158,16 @@ class EdgeEndpoint:
             raise overloaded(f"{served} texts of devices are being said; try again")
         size = self._state.information().vocabulary_size
         return FrameCodec(opening.mode, size, opening.resolution, opening.size)
+
+    def _check_length(self, opening: wire.Opening, token_bits: int) -> None:
+        """Raises `ApiError` for more ids than fit the context: unpacked, they are many times as
+        long."""
+        information = self._state.information()
+        context = min(information.max_model_len, information.kv_tokens)
+        ids = sum(8 * len(each) // token_bits for each in (opening.prompt, opening.said))
+        if ids > context:
+            reason = f"the text of the device has {ids}."
+            raise context_length_exceeded(context, reason, "prompt")
 
     async def _vocabulary(self) -> str:
         return await asyncio.to_thread(lambda: self._state.tokenizer.vocabulary_hash)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import chain
@@ -205,11 +206,12 @@ class Choice:
 
     def _prompt_offsets(self, token_bytes: TokenBytes) -> list[int]:
         """Where the prompt's tokens begin in the echoed text."""
-        detokenizer = Detokenizer(token_bytes)
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         offsets: list[int] = []
-        for token_id in self.request.prompt_ids:
-            offsets.append(min(detokenizer.decoded_length, len(self.echo_text)))
-            detokenizer.push(token_id)
+        length, most = 0, len(self.echo_text)
+        for token_id in self.request.prompt_ids:  # a hundred thousand may be
+            offsets.append(min(length, most))
+            length += len(decode(token_bytes[token_id]))
         return offsets
 
 

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from lexshard.serve_app.body_room import MAX_JSON_NAMES, MAX_JSON_VALUES, holds_too_much
 from lexshard.serve_app.known_fields import UNKNOWN_FIELD, known_fields
 from lexshard.serve_app.openai.errors import (
     bad_request,
@@ -301,8 +302,11 @@ def read_object(text: str, place: str) -> dict[str, Any]:
     """A JSON object that clients send as a text.
 
     Raises:
-        ApiError: 400 naming ``place`` where it is none.
+        ApiError: 400 naming ``place`` where it is none, or holds more than a body may.
     """
+    if holds_too_much(text.encode()):
+        most = f"{MAX_JSON_VALUES} values or {MAX_JSON_NAMES} names"
+        raise bad_request(f"'{place}' holds more than {most}", place)
     try:
         told = orjson.loads(text)
     except orjson.JSONDecodeError as error:

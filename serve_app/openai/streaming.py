@@ -18,6 +18,8 @@ from lexshard.serve_app.request_record import RequestRecord
 
 logger = logging.getLogger("lexshard.http")
 
+# Tokens of a batch with log-probabilities that a thread tells of: up to 5 ms for so many.
+MANY_LOGPROBS = 128
 START = {"type": "http.response.start", "status": 200}
 EVENT_STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
@@ -85,11 +87,15 @@ class StreamedResponse:
         ApiError: the response failed before it had begun.
         """
         generation, writer = self._generation, self._writer
-        started = False
+        started, much = False, writer.options.tells_much
         try:
             async for batch in generation.batches():
                 usage = generation.usage() if writer.continuous_usage else None
-                block = writer.events(batch, usage)
+                if much and sum(len(delta.logprobs) for delta in batch) > MANY_LOGPROBS:
+                    # An echoed prompt: other streams go on meanwhile.
+                    block = await asyncio.to_thread(writer.events, batch, usage)
+                else:
+                    block = writer.events(batch, usage)
                 if not generation.running:
                     block += writer.end(generation.usage())
                     await writer.settle()

@@ -62,12 +62,13 @@ async def run_unless_disconnected(
     working = asyncio.current_task()
     assert working is not None
     cancelling = working.cancelling()
-    left = False
+    left = done = False
 
     def leave(_: asyncio.Future[None]) -> None:
         nonlocal left
-        left = True
-        working.cancel()
+        if not done:  # it may be on its way already when the work ends
+            left = True
+            working.cancel()
 
     watching = asyncio.ensure_future(_disconnection(receive))
     watching.add_done_callback(leave)
@@ -78,6 +79,7 @@ async def run_unless_disconnected(
             raise ClientDisconnectedError from None
         raise
     finally:
+        done = True
         watching.remove_done_callback(leave)
         watching.cancel()
 

@@ -19,7 +19,7 @@ from lexshard.serve_app.openai.errors import (
     not_implemented,
     shortened,
 )
-from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE
+from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE, json_bytes
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.responses.items import kept_item
@@ -54,7 +54,7 @@ async def create_response(call: HttpCall) -> ASGIApp:
 
     work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
-    chat = await call.run(size, work)
+    chat = await call.run(size + json_bytes([*earlier, *items], "input"), work)
     writer = partial(ResponsesWriter, asked, model, keep)
     stream = bool(asked.stream)
     try:

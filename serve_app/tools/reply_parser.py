@@ -107,7 +107,7 @@ class ReplyParser:
     def _reasoning_piece(self, text: str) -> None:
         self._reasoning.append(text)
 
-    def _piece(self, piece: CallPiece) -> None:
+    def _piece(self, piece: str | CallPiece) -> None:
         self._parts.append(piece)
 
     def _say(self, end: int) -> None:
@@ -140,18 +140,13 @@ class ReplyParser:
         assert self._family is not None
         buffer, opening = self._buffer, self._family.opening
         while True:
-            at, whole = buffer.find(opening)
-            if whole:
-                self._say(buffer.position + len(buffer.text[buffer.position : at].rstrip()))
-                yield from self._call_at(at, calls)
-                continue
-            if buffer.ended:
+            at = yield from buffer.before(opening, self._piece, str.rstrip)
+            if at is None:
                 rest = buffer.rest
                 self._say(buffer.position + len(rest.rstrip() if calls.told else rest))
                 return
-            certain = buffer.text[buffer.position : at].rstrip()
-            self._say(buffer.position + len(certain))
-            yield
+            self._say(buffer.position + len(buffer.text[buffer.position : at].rstrip()))
+            yield from self._call_at(at, calls)
 
     def _call_at(self, at: int, calls: CallReader) -> Reading[None]:
         """Reads the calls that begin with the mark at ``at``, before which there may be space. What

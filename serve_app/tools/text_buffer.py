@@ -55,17 +55,17 @@ class TextBuffer:
         self._gone += kept
         self.noted = [each for each in self.noted if each[0] >= self._gone]
 
-    def find(self, mark: str) -> tuple[int, bool]:
-        """Where ``mark`` comes next, and true; else false, and up to where the text is certain to
-        hold none of it."""
+    def find(self, mark: str, begin: int) -> tuple[int, bool]:
+        """Where ``mark`` comes next from the place ``begin`` on, and true; else false, and up to
+        where the text is certain to hold none of it."""
         if mark in self._tokens:
             places = (at - self._gone for at, noted in self.noted if noted == mark)
-            at = next((each for each in places if each >= self.position), len(self.text))
+            at = next((each for each in places if each >= begin), len(self.text))
             return min(at, len(self.text)), self.text.startswith(mark, at)
-        at = self.text.find(mark, self.position)
+        at = self.text.find(mark, begin)
         if at >= 0:
             return at, True
-        return len(self.text) - held_back(self.rest, mark), False
+        return len(self.text) - held_back(self.text[begin:], mark), False
 
     @property
     def rest(self) -> str:
@@ -96,9 +96,12 @@ class TextBuffer:
 
     def take(self, mark: str, after_space: bool = False) -> Reading[bool]:
         """Reads ``mark`` where it comes next, and white space before it on request."""
+        space = 0  # characters from the position on
         while True:
-            rest = self.rest.lstrip() if after_space else self.rest
+            rest = self.text[self.position + space :]
+            rest = rest.lstrip() if after_space else rest
             at = len(self.text) - len(rest)
+            space = at - self.position
             here = mark not in self._tokens or (self._gone + at, mark) in self.noted
             if here and rest.startswith(mark):
                 self.position = at + len(mark)
@@ -118,31 +121,45 @@ class TextBuffer:
             raise MalformedCallError
 
     def matched(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """All that ``pattern``, which matches any beginning of what it matches, matches here."""
+        """All that ``pattern``, which matches any part of what it matches, matches here."""
+        done = 0  # characters from the position on
         while True:
-            match = pattern.match(self.text, self.position)
+            match = pattern.match(self.text, self.position + done)
             assert match is not None  # it may be empty
+            done = match.end() - self.position
             if match.end() < len(self.text) or self.ended:
+                written = self.rest[:done]
                 self.position = match.end()
-                return match[0]
+                return written
             yield
 
     def until(self, mark: str, tell: Tell, trim: Trim = str) -> Reading[bool]:
         """Tells what stands before ``mark`` as it comes, without the end that ``trim`` takes off,
         and reads the mark; all there is, and false, where the mark does not come."""
+        at = yield from self.before(mark, tell, trim)
+        if at is None:
+            tell(self.rest)
+            self.position = len(self.text)
+            return False
+        tell(trim(self.text[self.position : at]))
+        self.position = at + len(mark)
+        return True
+
+    def before(self, mark: str, tell: Tell, trim: Trim) -> Reading[int | None]:
+        """Tells as `until` what is certain to stand before ``mark``, and returns where that is or,
+        at the end of all text, None: what is left before it is not told."""
+        held = 0  # characters from the position on that are looked through: an end to take off
         while True:
-            at, whole = self.find(mark)
-            if whole:
-                tell(trim(self.text[self.position : at]))
-                self.position = at + len(mark)
-                return True
-            if self.ended:
-                tell(self.rest)
-                self.position = len(self.text)
-                return False
-            certain = trim(self.text[self.position : at])
-            tell(certain)
-            self.position += len(certain)
+            at, whole = self.find(mark, self.position + held)
+            if whole or self.ended:
+                return at if whole else None
+            # The last of them tells `trim` what goes before: nobody looks at all of them again.
+            begin = self.position + max(held - 1, 0)
+            certain = trim(self.text[begin:at])
+            if certain:
+                tell(self.text[self.position : begin] + certain)
+                self.position = begin + len(certain)
+            held = at - self.position
             yield
 
     def json_string(self) -> Reading[str]:

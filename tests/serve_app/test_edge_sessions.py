@@ -202,6 +202,25 @@ def test_what_begins_no_session_is_refused() -> None:
         assert refused(client, Resuming("no such session", 4)) == 404
 
 
+@pytest.mark.parametrize("field", ["prompt", "said"])
+def test_more_ids_than_the_context_holds_are_not_unpacked(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be eight bytes for each of their bits, on the event loop."""
+    unpacked: list[int] = []
+    unpack = wire.unpack_ids
+
+    def noting(content: bytes, token_bits: int) -> tuple[int, ...]:
+        unpacked.append(len(content))
+        return unpack(content, token_bits)
+
+    monkeypatch.setattr(wire, "unpack_ids", noting)
+    with connected() as (client, engine):
+        assert refused(client, opening(**{field: bytes(5000)})) == 400  # 4,444 ids
+        assert unpacked == []
+        assert engine.requests == []
+
+
 def test_keys_are_asked_for_as_by_http() -> None:
     with connected(api_keys=["secret", "other"]) as (client, _):
         with pytest.raises(WebSocketDenialResponse) as denied:

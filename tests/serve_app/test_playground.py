@@ -81,7 +81,14 @@ def test_a_file_that_is_known_is_not_sent_again_and_none_is_read_beside_them() -
         known = {"if-none-match": first.headers["etag"]}
         again = await client.get("/playground/main.js", headers=known)
         assert (again.status_code, again.content) == (304, b"")
-        for name in ("page.py", "..%2Fapp.py", "%2Fetc%2Fpasswd", "index.html", "none.js"):
+        for name in (
+            "page.py",
+            "..%2Fapp.py",
+            "%2Fetc%2Fpasswd",
+            "index.html",
+            "none.js",
+            f"{'a' * 300}.js",
+        ):
             assert (await client.get(f"/playground/{name}")).status_code == 404, name
 
     serve(check)

@@ -374,6 +374,9 @@ def test_prompts_are_truncated_from_the_left() -> None:
     scored = {"max_tokens": 0, "echo": True}
     complete({"prompt": "z" * 100, "truncate_prompt_tokens": -1, **scored}, engine)
     assert len(engine.requests[3].prompt_ids) == 31
+    engine = MockEngine(max_model_len=32, kv_tokens=16)  # a cache that holds less
+    complete({"prompt": "y" * 100, "truncate_prompt_tokens": -1, "max_tokens": 10}, engine)
+    assert len(engine.requests[0].prompt_ids) == 6
 
 
 def test_what_is_no_token_is_named() -> None:

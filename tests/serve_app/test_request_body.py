@@ -22,9 +22,10 @@ import pytest
 from pydantic import ValidationError
 
 from lexshard.serve_app import body_room, request_body
+from lexshard.serve_app.body_room import MAX_JSON_NAMES, MAX_JSON_VALUES
 from lexshard.serve_app.openai.errors import ApiError
-from lexshard.serve_app.openai.protocol import CompletionRequest, parse
-from lexshard.serve_app.request_body import MAX_JSON_NAMES, MAX_JSON_VALUES, decoded
+from lexshard.serve_app.openai.protocol import CompletionRequest, parse, read_object
+from lexshard.serve_app.request_body import decoded
 from tests.support.mock_engine import MockEngine
 from tests.support.mock_server import Wire, listening, post
 from tests.support.quick import slow
@@ -239,6 +240,24 @@ def test_bodies_that_hold_too_much_are_refused_unmade(
 def test_texts_may_hold_anything(text: str) -> None:
     body = {"a": text, text[:999]: [text, {"b": 1}]}
     assert decoded(json.dumps(body).encode()) == body
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":' + flat(MAX_JSON_VALUES + 1) + "}",
+        "{" + ",".join(f'"{i}":0' for i in range(MAX_JSON_NAMES + 1)) + "}",
+    ],
+    ids=["values", "names"],
+)
+def test_a_text_of_json_holds_no_more_than_a_body(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the arguments of a call are; what it says in strings does not count."""
+    assert read_object(json.dumps({"a": text}), "arguments") == {"a": text}
+    monkeypatch.setattr(orjson, "loads", lambda _: pytest.fail("was made"))
+    with pytest.raises(ApiError, match="'arguments' holds more than 1000000 values or 100000 "):
+        read_object(text, "arguments")
 
 
 def test_as_many_values_as_allowed_are_read() -> None:

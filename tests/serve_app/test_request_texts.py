@@ -14,8 +14,10 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from lexshard.serve_app.openai.errors import ApiError, ClientDisconnectedError
+from lexshard.serve_app.openai.protocol import read_object
 from lexshard.serve_app.openai.tokenization import ModelTokenizer, most_text_bytes
 from lexshard.serve_app.openai.workers import SHORT_TEXT, TextWorkers
+from lexshard.serve_app.responses import items
 from tests.support.mock_engine import VOCABULARY, MockEngine, Script, byte_tokenizer, ids
 from tests.support.mock_server import HELLO, TOKENIZER, Client, Wire, post, serve, until
 from tests.support.paths import DEMO
@@ -200,6 +202,24 @@ def test_of_a_long_conversation_the_loop_does_as_much_as_of_a_shorter_one(path: 
 
     asked = CONVERSATIONS[path]
     serve(check, MockEngine(max_model_len=100_000))
+
+
+def test_a_long_call_in_a_response_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: set[str] = set()
+
+    def noting(text: str, place: str) -> dict[str, Any]:
+        threads.add(threading.current_thread().name)
+        return read_object(text, place)
+
+    monkeypatch.setattr(items, "read_object", noting)
+    call = {"type": "function_call", "call_id": "1", "name": "f"}
+    asked = [{**call, "arguments": '{"a": [' + "0," * 5000 + "0]}"}]
+    said = {"type": "function_call_output", "call_id": "1", "output": "x"}
+    post("/v1/responses", {"input": [*asked, said]})
+    assert threads
+    assert all(name.startswith("text") for name in threads)
 
 
 # -- threads ---------------------------------------------------------------------------------------

@@ -150,6 +150,7 @@ def test_mistakes_name_the_field_and_are_none_of_the_server(url: str) -> None:
     with pytest.raises(openai.BadRequestError) as told:
         ask.create(input="x" * 99_999)
     assert (told.value.param, told.value.code) == ("input", "context_length_exceeded")
+    assert "messages" not in told.value.message
     with pytest.raises(openai.NotFoundError):
         ask.create(input="Hi", model="other")
     with pytest.raises(openai.AuthenticationError):

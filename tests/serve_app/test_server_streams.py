@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -90,6 +91,29 @@ def test_an_echo_is_streamed_first() -> None:
     chunks = stream("/v1/completions", body)
     assert chunks[0]["choices"][0]["text"] == "abcH"
     assert chunks[0]["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c", "H"]
+
+
+@pytest.mark.parametrize(("length", "beside"), [(1000, True), (3, False)])
+def test_a_long_echo_is_written_beside_the_loop(
+    length: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log-probabilities take a second, in which other streams go on; nothing else needs it."""
+    threads: list[threading.Thread] = []
+    events = CompletionWriter.events
+
+    def noting(*arguments: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return events(*arguments)
+
+    monkeypatch.setattr(CompletionWriter, "events", noting)
+    body = {"prompt": "é" * (length // 2) + "a", "echo": True, "logprobs": 0}
+    told = stream("/v1/completions", body)[0]["choices"][0]["logprobs"]
+    halves = chain.from_iterable((i, i) for i in range(length // 2))
+    assert told["text_offset"] == [*halves, length // 2, length // 2 + 1]
+    first, *others = threads
+    assert (first is not others[0]) == beside
+    assert len({*others}) == 1
+    assert others
 
 
 def test_a_failure_before_the_first_token_has_a_status() -> None:

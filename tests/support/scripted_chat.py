@@ -37,7 +37,8 @@ def delta(text: str = "", stop: str | None = None, **fields: Any) -> Delta:
     choice = Choice(0, request, "", OutputOptions(), TOKENIZER.token_bytes, stop_reason=stop)
     several = dict.fromkeys(("logprobs", "offsets", "certificates", "origins"), ())
     plain = {"token_ids": (1,), "first": False, "finish_reason": None, **several}
-    return Delta(choice, text, **plain | fields)  # type: ignore[arg-type]
+    parts = (*filter(None, [text]), *fields.get("calls", ()))
+    return Delta(choice, text, parts=parts, **plain | fields)  # type: ignore[arg-type]
 
 
 opening = partial(delta, first=True)
@@ -72,6 +73,10 @@ class ScriptedChat:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: int = 0
     running: int = 1
+
+    def __post_init__(self) -> None:
+        for each in self.deltas:
+            each.choice.called = any(every.calls for every in self.deltas)
 
     async def reply(self, call: HttpCall, body: Any, writer: Any, *, stream: bool) -> ASGIApp:
         """In the place of `chat_reply`; it is the generation, too."""
