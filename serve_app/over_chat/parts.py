@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -115,11 +116,10 @@ class PartsWriter(ReplyWriter):
         events: list[Event] = []
         if delta.reasoning:
             events += self._told("reasoning", delta.reasoning, [])
-        scores = self._text_scores(delta)
+        scores = iter(self._text_scores(delta))
         for part in delta.parts:
             if isinstance(part, str):
-                events += self._told("text", part, scores)
-                scores = []
+                events += self._told("text", part, next(scores, []))
                 continue
             if part.name is not None:
                 called = part.name, part.call_id or "", part.custom
@@ -134,16 +134,24 @@ class PartsWriter(ReplyWriter):
             self.receipt = receipt_of(delta)
         return events
 
-    def _text_scores(self, delta: Delta) -> list[dict[str, Any]]:
-        """Log-probabilities of the tokens that say text now; some may have come before."""
+    def _text_scores(self, delta: Delta) -> list[list[dict[str, Any]]]:
+        """Log-probabilities of the tokens that say each text of ``delta``; some may have come
+        before."""
         told = self._chat.logprobs(delta)
         if told is None:
             return []
         self._unsaid += told["content"]
-        own: list[dict[str, Any]] = []
+        own: list[list[dict[str, Any]]] = []
+        before: PartKind | None = None
         for kind, tokens in delta.said:
-            own += self._unsaid[:tokens] if kind == "text" else []
+            if kind == "text" and before == "text":
+                own[-1] += self._unsaid[:tokens]
+            elif kind == "text":
+                own.append(self._unsaid[:tokens])
+            before = kind
             del self._unsaid[:tokens]
+        texts = sum(isinstance(part, str) for part in delta.parts)
+        own[texts - 1 :] = [list(chain.from_iterable(own[texts - 1 :]))]
         return own
 
     def _told(self, kind: PartKind, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:

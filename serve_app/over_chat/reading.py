@@ -137,7 +137,7 @@ def in_own_terms(
     if parameter is None or error.status != 400:
         return error
     # Only names in quotes are names in a message, but for that of the prompt's field.
-    message = re.sub(r"'([^']*)'", lambda match: f"'{renamed(match[1])}'", error.message)
+    message = re.sub(r"(?<!\w)'([^']*)'", lambda match: f"'{renamed(match[1])}'", error.message)
     if "messages" in names:
         message = re.sub(r"\b(in|of) the messages\b", rf"\1 the {names['messages']}", message)
         message = message.replace("your messages ", f"your {names['messages']} ")

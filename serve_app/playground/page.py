@@ -43,7 +43,7 @@ def content_of(name: str) -> tuple[bytes, str]:
         ApiError: 404 where there is none.
     """
     path = FOLDER / name
-    if path.parent != FOLDER or path.suffix not in KINDS or not path.is_file():
+    if path not in FOLDER.iterdir() or path.suffix not in KINDS:
         raise ApiError(404, f"The page has no file {name}")
     content = path.read_bytes()
     return content, f'"{hashlib.sha256(content).hexdigest()[:20]}"'
