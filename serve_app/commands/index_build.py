@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Build and report."""
+    if arguments.out is not None and arguments.out.is_dir():
+        raise IsADirectoryError(f"--out {arguments.out} is a folder: name a file in it")
     folder = model_folder(arguments.model, tell, loading=LoadingOptions(arguments.dtype))
     if not Path(folder).is_dir():
         raise ValueError(f"no model folder at {arguments.model}")
@@ -58,8 +60,6 @@ def run(arguments: argparse.Namespace) -> None:
     from lexshard.actors.index.report import describe
     from lexshard.kernels import pool
 
-    if arguments.out is not None and arguments.out.is_dir():
-        raise IsADirectoryError(f"--out {arguments.out} is a folder: name a file in it")
     threads = arguments.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
     pool.set_threads(threads)

@@ -119,7 +119,7 @@ class Generation:
 
     def _fails_alone(self, event: SequenceEvent, choice: Choice) -> bool:
         others = (other for other in self.choices if other is not choice)
-        begun = event.refused and choice.generated > 0
+        begun = event.refused and choice.generated + len(event.token_ids) > 0
         return begun and any(other.finish_reason != "error" for other in others)
 
 

@@ -203,13 +203,17 @@ class ResponseWriter(ReplyWriter):
     def completed_chunks(
         self, delta: Delta, usage: dict[str, Any] | None
     ) -> Iterator[dict[str, Any]]:
-        """The whole chunks that tell of ``delta``; ``usage`` as in `events`."""
+        """The whole chunks that tell of ``delta``; ``usage`` as in `events`, but for the tokens, of
+        which each chunk counts those of its own choice."""
         for i, own in enumerate(self.chunks(delta)):
             chunk = {**self._header, **own}
             if self._include_usage:
                 later = len(delta.token_ids) if self.opens and delta.first and i == 0 else 0
-                counts = ("completion_tokens", "total_tokens") if usage and later else ()
-                chunk["usage"] = usage and usage | {each: usage[each] - later for each in counts}
+                said = delta.choice.generated - later
+                chunk["usage"] = usage and usage | {
+                    "completion_tokens": said,
+                    "total_tokens": usage["prompt_tokens"] + said,
+                }
             if self.seed is not None and delta.first and i == 0:
                 chunk["seed"] = self.seed
             if self.notes and delta.first and i == 0:

@@ -84,6 +84,13 @@ def test_usage_is_streamed_on_request() -> None:
     assert {usage["total_tokens"] - usage["completion_tokens"] for usage in usages} == {
         usages[0]["prompt_tokens"]
     }
+    chat["n"] = 2
+    *told, last = stream("/v1/chat/completions", chat)
+    for index in (0, 1):
+        own = [each for each in told if each["choices"][0]["index"] == index]
+        counts = [each["usage"]["completion_tokens"] for each in own]
+        assert counts == sorted(counts)
+        assert (counts[0], 2 * counts[-1]) == (0, last["usage"]["completion_tokens"])
 
 
 def test_an_echo_is_streamed_first() -> None:
