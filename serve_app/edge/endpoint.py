@@ -35,6 +35,7 @@ from lexshard.serve_app.openai.errors import (
     context_length_exceeded,
     json_response,
     overloaded,
+    shortened,
 )
 from lexshard.serve_app.openai.preparation import Preparation
 from lexshard.serve_app.openai.prompts import Prompt
@@ -58,6 +59,12 @@ class EdgeEndpoint:
         self._keys = keys
         self._sessions: dict[str, EdgeSession] = {}
 
+    def _check_origin(self, origin: str | None) -> None:
+        """Raises `ApiError` for a page that is not named: browsers let every page open a WebSocket
+        wherever they can reach, and tell its origin. Devices tell none."""
+        if origin is not None and not {origin, "*"} & {*self._state.config.cors_origins}:
+            raise ApiError(403, f"pages of {shortened(origin)} may not ask: see --cors-origin")
+
     async def describe(self, state: ServerState, _: HttpRequest) -> Response:
         """What a device must know before it drafts."""
         self._check_enabled()
@@ -70,6 +77,7 @@ class EdgeEndpoint:
         record = _record(device.client.host if device.client else "")
         session: EdgeSession | None = None
         try:
+            self._check_origin(device.headers.get("origin"))
             record.is_of(self._keys.check(device.headers.get("authorization")))
             self._check_enabled()
             await device.accept()

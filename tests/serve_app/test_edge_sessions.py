@@ -231,6 +231,18 @@ def test_keys_are_asked_for_as_by_http() -> None:
             assert refused(client, stolen, authorization="Bearer other") == 404
 
 
+def test_no_page_of_another_site_opens_a_session() -> None:
+    page = "https://app.example"
+    for config, allowed in (({}, False), ({"cors_origins": [page]}, True)):
+        with connected(**config) as (client, _):
+            if allowed:
+                with begun(client, origin=page):
+                    continue
+            with pytest.raises(WebSocketDenialResponse) as denied:
+                client.websocket_connect(wire.PATH, headers={"origin": page}).__enter__()
+            assert denied.value.status_code == 403
+
+
 def test_there_are_only_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many begin at once."""
 
