@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.sequence_state import SequenceStates
+from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
 from lexshard.actors.states.token_rules import TokenRules
 
 SIZE, EOS = 1000, (0,)
@@ -59,3 +60,21 @@ def test_choices_share_what_their_request_says_of_tokens() -> None:
     assert adjustment is not None
     assert adjustment.mask is not None
     assert adjustment.mask.ids.tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logit_bias": ((5, 1e39),)},
+        {"logit_bias": ((5, float("nan")),)},
+        {"repetition_penalty": 1e-46},
+        {"repetition_penalty": 1e39},
+        {"presence_penalty": float("inf")},
+        {"temperature": 1e46},
+    ],
+)
+def test_numbers_that_fp32_does_not_have_are_refused(wrong: dict[str, Any]) -> None:
+    """A search has no place for what they make of a logit."""
+    request = Request("a", 0, (1, 2), SamplingParameters(**wrong))
+    with pytest.raises(ValueError, match="out of range|not finite"):
+        SequenceState(request, SIZE, EOS)

@@ -146,21 +146,23 @@ def test_a_seed_draws_the_same_alone_drafted_and_after_it_was_taken_back(
 def test_what_cannot_be_followed_is_left_and_counted(
     steps: CertifiedSteps, weight: torch.Tensor
 ) -> None:
-    logits = deferred(steps, hidden_states(4), weight)
+    logits = deferred(steps, hidden_states(5), weight)
     budget = parameters(thinking_token_budget=5)
     requests = [
         asked(budget),
         asked(parameters(), [5, -1], name="two", first=1),
         asked(parameters(allowed_token_ids=[]), name="three", first=2),
         asked(parameters(), name="four", first=3),
+        asked(parameters(repetition_penalty=1e-46), name="five", first=4),  # fp32 has it not
     ]
     before = TALLY.refused.copy()
-    found = steps.decide(logits, requests, ["one", "two", "three", "four"])
-    assert [answer is None for answer in found] == [True, True, True, False]
+    found = steps.decide(logits, requests, ["one", "two", "three", "four", "five"])
+    assert [answer is None for answer in found] == [True, True, True, False, True]
     assert dict(TALLY.refused - before) == {
         "a budget of thinking tokens": 1,
         "requests whose last tokens are not known yet": 1,
         "rows that no token is left for": 1,
+        "repetition_penalty 1e-46 is out of range: 1 is none": 1,
     }
 
 
