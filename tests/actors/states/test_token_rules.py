@@ -76,5 +76,5 @@ def test_choices_share_what_their_request_says_of_tokens() -> None:
 def test_numbers_that_fp32_does_not_have_are_refused(wrong: dict[str, Any]) -> None:
     """A search has no place for what they make of a logit."""
     request = Request("a", 0, (1, 2), SamplingParameters(**wrong))
-    with pytest.raises(ValueError, match="out of range|not finite"):
+    with pytest.raises(ValueError, match=r"out of range|not finite"):
         SequenceState(request, SIZE, EOS)
