@@ -354,6 +354,11 @@ class EngineInformation:
     # Rows in a step, threads, milliseconds of body and head; none where threads were given.
     thread_timings: tuple[tuple[int, int, float], ...] = ()
 
+    @property
+    def context(self) -> int:
+        """How many tokens one sequence can have, prompt and output together."""
+        return min(self.max_model_len, self.kv_tokens)
+
 
 def check_utilization(share: float) -> None:
     """Raises ValueError for a share of a GPU's memory that cannot be."""

@@ -195,7 +195,7 @@ def _run(command: Command, given: argparse.Namespace) -> int:
     module = importlib.import_module(command.module)
     try:
         code: int | None = module.run(given)
-    except BrokenPipeError:
+    except BrokenPipeError:  # `main` tells, whatever a command refuses
         raise
     except getattr(module, "REFUSALS", ()) as error:
         print(f"lexshard: {error}", file=sys.stderr)

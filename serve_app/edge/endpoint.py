@@ -170,8 +170,7 @@ class EdgeEndpoint:
     def _check_length(self, opening: wire.Opening, token_bits: int) -> None:
         """Raises `ApiError` for more ids than fit the context: unpacked, they are many times as
         long."""
-        information = self._state.information()
-        context = min(information.max_model_len, information.kv_tokens)
+        context = self._state.information().context
         ids = sum(8 * len(each) // token_bits for each in (opening.prompt, opening.said))
         if ids > context:
             reason = f"the text of the device has {ids}."

@@ -278,7 +278,7 @@ class Preparation:
         if keep == -1:
             asked = wanted.max_tokens
             least = wanted.default_tokens or 1 if asked is None else max(1, asked)
-            keep = max(1, self._context - least)
+            keep = max(1, self.information.context - least)
         prompt = check_and_truncate(prompt, keep, self.information, self._fields.truncation_side)
         budget = self._budget(len(prompt.ids))
         if parameters.min_tokens > budget:
@@ -289,10 +289,6 @@ class Preparation:
             )
         return prompt, budget
 
-    @property
-    def _context(self) -> int:
-        return min(self.information.max_model_len, self.information.kv_tokens)
-
     def _budget(self, prompt_tokens: int) -> int:
         """How many tokens may follow so many of a prompt.
 
@@ -301,7 +297,7 @@ class Preparation:
         """
         information = self.information
         asked, field = self._wanted.max_tokens, self._wanted.prompt_field
-        context = self._context
+        context = information.context
         least = max(1, asked or 0)
         if prompt_tokens + least > context:
             reason = f"your {field} resulted in {prompt_tokens}, which leaves none for an answer."

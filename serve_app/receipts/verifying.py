@@ -56,7 +56,6 @@ async def verify_receipts(call: HttpCall) -> ASGIApp:
     here = await call.state.receipts.provenance(information)
     tokenizer = call.state.tokenizer
     spelling = Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)
-    context = min(information.max_model_len, information.kv_tokens)
 
     def read() -> tuple[list[Replay], list[str | None]]:
         replays: list[Replay] = []
@@ -64,7 +63,7 @@ async def verify_receipts(call: HttpCall) -> ASGIApp:
         for number, told in enumerate(asked.receipts):
             try:
                 receipt = read_receipt(told)
-                check_fits(receipt, information.vocabulary_size, context)
+                check_fits(receipt, information.vocabulary_size, information.context)
                 keys.append(signed_by(receipt))
             except ReceiptError as error:
                 raise bad_request(f"'receipts.{number}': {error}", "receipts") from error

@@ -102,7 +102,7 @@ def checked_prompt(
         ApiError: 400 naming ``field`` where ``what`` its tokens are of is too long; for ids that
             are no rows of the model.
     """
-    context = min(information.max_model_len, information.kv_tokens)
+    context = information.context
     if len(token_ids) >= context:
         reason = f"{what} are {len(token_ids)}, which leaves none for a label."
         raise context_length_exceeded(context, reason, field)

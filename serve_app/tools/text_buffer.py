@@ -153,7 +153,7 @@ class TextBuffer:
             at, whole = self.find(mark, self.position + held)
             if whole or self.ended:
                 return at if whole else None
-            # The last of them tells `trim` what goes before: nobody looks at all of them again.
+            # The last of them tells `trim` what goes before: they are not looked at again.
             begin = self.position + max(held - 1, 0)
             certain = trim(self.text[begin:at])
             if certain:
