@@ -66,7 +66,11 @@ class Constraints:
     def prepare(self, drawing: Iterable[Sequence]) -> None:
         """Before a step is planned: guesses that a grammar refuses are none, and sequences whose
         masks are still being made are no part of it. Where they came late, guesses that they are
-        not for are none, so that what was waited for is of use."""
+        not for are none, so that what was waited for is of use.
+
+        Where guesses are tested by distributions, the first that is refused falls in its test: what
+        replaces it makes up for what its drafter gave tokens that cannot be.
+        """
         self._long_left = LONG_TOKENS
         late, self._late = self._late, []
         for sequence in late:
@@ -77,7 +81,7 @@ class Constraints:
         for sequence in drawing:
             if sequence.matcher is not None and sequence.drafted and not sequence.masking:
                 if sequence.pending_masks is None:
-                    count = sequence.matcher.accepted(sequence.drafted)
+                    count = sequence.matcher.accepted(sequence.drafted) + sequence.tests_guesses
                 else:
                     count = sequence.pending_masks.serve(sequence.drafted)
                 sequence.keep_guesses(count)

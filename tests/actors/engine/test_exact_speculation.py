@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexshard.actors.drafter.build import build_drafter
-from lexshard.actors.drafter.task import DraftTask
+from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.proposal import Proposal
+from lexshard.actors.text.token_bytes import TokenBytes
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
@@ -30,6 +33,9 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "look-up": {"verify": "same-distribution", "draft": "ngram"},
     "samplers": {**EXACT, "samplers": 2},
 }
+DENSE = {"head": "dense"}
+Laws = dict[tuple[int, ...], dict[int, float]]
+LETTERS = "start: /[ a-m]{200}[a-z ]*/"
 PARAMETERS = SamplingParameters(temperature=1.1, top_k=CHOICES, max_tokens=5, ignore_eos=True)
 
 # What bounds may decide.
@@ -55,20 +61,39 @@ def prompt(target: Any, prompt_ids: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def laws(target: Any, prompt: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, float]]:
-    """What the target says after the prompt and any chain of up to three tokens it may say."""
-    found: dict[tuple[int, ...], dict[int, float]] = {}
+def laws(target: Any, prompt: tuple[int, ...]) -> Laws:
+    return laws_of(target, prompt)
+
+
+def laws_of(target: Any, prompt: tuple[int, ...], allowed: Sequence[int] | None = None) -> Laws:
+    """What the target says after the prompt and any chain of up to three tokens it may say, all of
+    which are ``allowed``."""
+    found: Laws = {}
     chains: list[tuple[int, ...]] = [()]
     for _ in range(4):
         ids = torch.tensor([[*prompt, *chain] for chain in chains])
         with torch.inference_mode():
             logits = target(ids).logits[:, -1].double() / PARAMETERS.temperature
         for chain, row in zip(chains, logits, strict=True):
+            if allowed is not None:
+                row = torch.full_like(row, -torch.inf).index_copy(0, *columns_of(row, allowed))
             best = row.topk(CHOICES)
             shares = best.values.softmax(0).tolist()
             found[chain] = dict(zip(best.indices.tolist(), shares, strict=True))
         chains = [(*chain, token) for chain in chains for token in found[chain]]
     return found
+
+
+def columns_of(row: torch.Tensor, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.tensor(ids)
+    return places, row[places]
+
+
+def of_letters() -> list[int]:
+    """The tokens that `LETTERS` allows, as long as it has not all of its letters."""
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    spelled = TokenBytes(tokenizer, skip_special_tokens=True)
+    return [each for each in range(len(tokenizer)) if re.fullmatch(rb"[ a-m]+", spelled[each])]
 
 
 def requests(prompt: tuple[int, ...], count: int, **changes: Any) -> list[Request]:
@@ -78,7 +103,7 @@ def requests(prompt: tuple[int, ...], count: int, **changes: Any) -> list[Reques
     ]
 
 
-def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[int, ...]]) -> None:
+def check_law(laws: Laws, chains: list[tuple[int, ...]]) -> None:
     """Chi-square over all chains of four; those that are rare count together."""
     first = list(laws[()])
     cells: dict[tuple[int, ...], float] = {(): 1.0}
@@ -109,7 +134,7 @@ def check_law(laws: dict[tuple[int, ...], dict[int, float]], chains: list[tuple[
     ],
 )
 def test_chains_follow_the_target(
-    laws: dict[tuple[int, ...], dict[int, float]],
+    laws: Laws,
     prompt: tuple[int, ...],
     name: str,
     count: int,
@@ -122,10 +147,47 @@ def test_chains_follow_the_target(
     check_law(laws, [completion.token_ids[:4] for completion in completions])
 
 
-@pytest.mark.slow
-def test_the_check_has_teeth(
-    laws: dict[tuple[int, ...], dict[int, float]], prompt: tuple[int, ...]
+class Two:
+    """A drafter that guesses one of two tokens."""
+
+    name = "either"
+
+    def __init__(self, tokens: tuple[int, int]) -> None:
+        self._random = np.random.default_rng(5)
+        self._from = Proposal(np.array(tokens, np.int32), np.zeros(2, np.float32), 1.0)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        drawn = self._random.choice(self._from.ids, (len(tasks), 1))
+        return [Draft(each.tolist(), [self._from]) for each in drawn]
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"samplers": 2}, DENSE))],
+)
+def test_chains_follow_the_target_under_a_grammar(
+    target: Any, prompt: tuple[int, ...], elsewhere: dict[str, Any]
 ) -> None:
+    """Which refuses half of what is guessed: what the drafter gave that goes to others as the
+    target has them, and not to those that it guesses, too, once more."""
+    count, asked = 1_000, replace(PARAMETERS, ignore_eos=False, grammar=LETTERS)
+    allowed = of_letters()
+    laws = laws_of(target, prompt, allowed)
+    likely = max(laws[()], key=lambda token: sum(laws[first,].get(token, 0) for first in laws[()]))
+    refused = next(token for token in range(500, 16_000) if token not in allowed)
+    drafting = {"verify": "same-distribution", "draft_tokens": 1, **elsewhere}
+    engine = drafting_engine(Two((likely, refused)), **drafting)
+    some = [Request(str(seed), 0, prompt, replace(asked, seed=seed)) for seed in range(count)]
+    said = run_and_close(engine, some)
+    assert engine.statistics().draft_accepted_tokens > 0.05 * count
+    check_law(laws, [each.token_ids[:4] for each in said])
+
+
+@pytest.mark.slow
+def test_the_check_has_teeth(laws: Laws, prompt: tuple[int, ...]) -> None:
     """Without a test every guess would stand: what another temperature draws is noticed."""
     completions = run_and_close(drafting_engine(), requests(prompt, 1500, temperature=1.4))
     with pytest.raises(AssertionError):
@@ -149,7 +211,7 @@ def coupling_of(p: np.ndarray, q: np.ndarray) -> float:
     ("verify", "formula"), [("same-distribution", overlap_of), ("same-token", coupling_of)]
 )
 def test_guesses_stand_as_often_as_the_formula_says(
-    laws: dict[tuple[int, ...], dict[int, float]],
+    laws: Laws,
     prompt: tuple[int, ...],
     verify: str,
     formula: Callable[[np.ndarray, np.ndarray], float],
