@@ -49,14 +49,15 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
 
 
 def _file_names(folder: Path) -> list[str]:
+    # As transformers does, whose weights a body is compared with: an index may be left over.
+    if (folder / SINGLE_FILE).is_file():
+        return [SINGLE_FILE]
     index = folder / INDEX_FILE
     if index.is_file():
         try:
             return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise WeightsError(f"{index} lists no weights: download the model again") from error
-    if (folder / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
     pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
     raise WeightsError(
         f"{folder} has no {SINGLE_FILE}"
@@ -75,8 +76,8 @@ def _tensors_of(file: Path) -> list[StoredTensor]:
     with file.open("rb") as stream:
         try:
             (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        except (struct.error, ValueError, MemoryError) as error:
+            header = dict(json.loads(stream.read(length)))
+        except (struct.error, ValueError, TypeError, MemoryError, OverflowError) as error:
             raise WeightsError(
                 f"{file} is not a safetensors file: download the model again"
             ) from error

@@ -323,9 +323,12 @@ class ServeConfig(EngineOptions):
 
     @property
     def lets_page_kill(self) -> bool:
-        """Whether that page may kill processes of the engine."""
+        """Whether that page may kill processes of the engine. Without being asked on loopback
+        alone, and where nothing says that strangers come there: no keys, no proxy's path."""
         asked = self.playground_kills
-        return self.has_playground and (self.on_loopback if asked is None else asked)
+        if asked is None:
+            asked = self.on_loopback and not (self.root_path or self.api_keys or self.api_key_file)
+        return self.has_playground and asked
 
     @property
     def has_replicas(self) -> bool:

@@ -30,6 +30,9 @@ KEYS, KEY_FILE = "api_keys", "api_key_file"
 CLOUD_KEY = "LEXSHARD_CLOUD_KEY"
 PROCESSOR = "LEXSHARD_CPU"
 PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", PROCESSOR, "LEXSHARD_API_KEY", CLOUD_KEY})
+# What a server tells its own processes. Ray's workers have it, too, where Serve builds another
+# configuration of the application.
+OWN_VARIABLES = "LEXSHARD_INGRESS_"  # `cluster.ingress`
 # Words that values of an option had once, and what they are called now.
 RENAMED = {
     "verify": {"coupled": "same-token", "exact": "same-distribution"},
@@ -178,7 +181,9 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
     options = {option.variable: option for option in OPTIONS}
     values: dict[str, Any] = {}
     for variable, text in environment.items():
-        if not variable.startswith(VARIABLE_PREFIX) or _is_of_kubernetes(variable, text):
+        if not variable.startswith(VARIABLE_PREFIX) or variable.startswith(OWN_VARIABLES):
+            continue
+        if _is_of_kubernetes(variable, text):
             continue
         if variable in PROCESS_VARIABLES:
             _check_processor(variable, text)

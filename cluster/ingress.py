@@ -137,7 +137,9 @@ def ingress_environment(
         # A request that a replica has refused, or taken with it before the first word of an answer,
         # goes to the next one, until all were asked: of one that is dead the engine forgets all.
         # By its prefix the next one may be the same, where the others are busy: it refuses then.
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        # So does one that a replica cannot take, whose engine is away or which has no room.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"
+        + (" 503" if replicas > 1 else ""),
         "RAY_SERVE_HAPROXY_RETRIES": str(max(1, 2 * (replicas - 1))),
         # Having no streams left, a dead replica looks the least busy: one refusal is enough.
         "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",

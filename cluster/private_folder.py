@@ -1,7 +1,8 @@
 """Folders for socket files: only this user enters them, and those of dead owners are found.
 
 An owner holds a lock on a file in its folder. The system takes the lock from a process that ends,
-however it ends, so a folder whose lock can be had has no owner.
+however it ends, so a folder whose lock can be had has no owner. It holds one on the folder, too:
+what clears temporary directories of old files (systemd-tmpfiles) leaves out those that are locked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class PrivateFolder:
     def __init__(self) -> None:
         unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED_PREFIX))
         self._lock = os.open(unfinished / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._folder = os.open(unfinished, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for descriptor in (self._lock, self._folder):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Under its own name only now: no process may find it before it is locked.
         self.path = unfinished.with_name(PREFIX + unfinished.name.removeprefix(_UNFINISHED_PREFIX))
         unfinished.rename(self.path)
@@ -33,6 +36,7 @@ class PrivateFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
+            os.close(self._folder)
             self._lock = -1
 
 

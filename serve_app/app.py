@@ -262,7 +262,13 @@ def create_app(
     name = platform.node() if replica is None else replica.name
     origin = {"model": config.model_names[0], "replica": name}
     metrics = ServerMetrics(
-        client, admission, PATHS, seats, **origin, peer_names=config.vllm_metrics
+        client,
+        admission,
+        PATHS,
+        seats,
+        **origin,
+        one_of_several=replica is not None,
+        peer_names=config.vllm_metrics,
     )
     tracing = None
     if config.otlp_traces_endpoint is not None:

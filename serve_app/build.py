@@ -28,6 +28,8 @@ NOT_HERE = {
     "api_processes": "every replica is one: set num_replicas of the deployment 'server'",
     "routing": "Ray Serve's own ingress chooses replicas: leave it out",
     "placement_seconds": "Ray Serve waits for room as long as it takes: leave it out",
+    "ssl_certfile": "Ray Serve listens: set http_options.ssl_certfile in its configuration",
+    "ssl_keyfile": "Ray Serve listens: set http_options.ssl_keyfile in its configuration",
     "api_keys": "`serve config` shows args: set LEXSHARD_API_KEYS or api_key_file",
 }
 

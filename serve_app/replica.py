@@ -18,6 +18,7 @@ from ray.serve._private.common import RUNNING_REQUESTS_KEY
 from ray.util.placement_group import get_current_placement_group
 
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.engine.supervisor import STARTS_WAITED_FOR
 from lexshard.cluster.roles.shared_object import ask_shared, bind_shared
 from lexshard.cluster.topology.processes import Processes
 from lexshard.cluster.topology.reservation import (
@@ -67,6 +68,7 @@ class ReplicaDeployment(ServerDeployment):
         super().__init__(config, connect, replica=own)
         self._state: ServerState = self._built_app.state.server
         self._served = False
+        self._restarts = 0  # of its engine, when that was ready last
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """How many requests Serve is to think it has: most go past it
@@ -86,7 +88,8 @@ class ReplicaDeployment(ServerDeployment):
         """Asked first before the replica takes requests: returns when its engine is warm.
 
         Raises:
-            RuntimeError: the engine will never be ready; Serve replaces the replica.
+            RuntimeError: the engine will never be ready, or was not in several starts after one
+                another; Serve replaces the replica, on another node where this one has no GPU more.
         """
         client = self._client
         while not self._served and client.failure is None:
@@ -94,6 +97,10 @@ class ReplicaDeployment(ServerDeployment):
             await asyncio.sleep(LOOK_SECONDS)
         if client.failure is not None:
             raise RuntimeError(f"the engine could not start: {client.failure}")
+        if client.ready:
+            self._restarts = client.restarts
+        elif client.restarts - self._restarts > STARTS_WAITED_FOR:
+            raise RuntimeError(f"the engine ends again and again: {client.health_reason}")
 
 
 def replica_processes(config: ServeConfig) -> Processes:

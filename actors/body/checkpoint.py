@@ -37,6 +37,11 @@ class Checkpoint:
     tokenizer_size: int | None
     text_alone: bool = False
 
+    def eos_below(self, rows: int) -> tuple[int, ...]:
+        """Where sequences end, of what a head of so many rows draws: grammars take no other."""
+        size = min(rows, self.tokenizer_size or rows)
+        return tuple(token for token in self.eos_token_ids if 0 <= token < size)
+
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Look into a model folder; nothing is downloaded and no code from it is run.
@@ -105,11 +110,15 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _ids(*sources: int | list[int] | None) -> tuple[int, ...]:
     """Distinct ids of all sources, in order."""
-    found: dict[int, None] = {}
-    for source in sources:
-        listed = source if isinstance(source, list) else [source]
-        found.update((int(token), None) for token in listed if token is not None)
-    return tuple(found)
+    listed = (source if isinstance(source, list) else [source] for source in sources)
+    found = [token for tokens in listed for token in tokens if token is not None]
+    for token in found:
+        if not isinstance(token, int):
+            raise WeightsError(
+                f"eos_token_id is {token!r}, which is no id: correct config.json or "
+                "generation_config.json"
+            )
+    return tuple(dict.fromkeys(found))
 
 
 def _read_tokenizer(folder: Path) -> tuple[int | None, int | None]:

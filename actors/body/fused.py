@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lexshard.actors.body.attention_step import AttentionSettings
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.body.families import FAMILIES, GEMMA, norms_of
 from lexshard.kernels import pool
@@ -38,7 +39,9 @@ _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 
 def supports(config: Any) -> bool:
     """Whether the fused body computes what this transformers configuration describes."""
-    if config.model_type not in FAMILIES or _activation(config) not in _ACTIVATIONS:
+    if config.model_type not in FAMILIES or getattr(config, "is_heterogeneous", False):
+        return False
+    if _activation(config) not in _ACTIVATIONS:
         return False
     if getattr(config, "mlp_bias", False) or config.hidden_size % PANEL:
         return False
@@ -67,7 +70,7 @@ def plan_of(model: Any, arithmetic: Arithmetic, config: Any = None) -> FusedPlan
         head_dim=attention.head_dim,
         epsilon=config.rms_norm_eps,
         scale=float(attention.scaling),
-        softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        softcap=_softcap(config),
         activation=_ACTIVATIONS[_activation(config)],
         embedding_scale=_embedding_scale(decoder, family),
     )
@@ -112,10 +115,15 @@ def _rotation(rotary: Any, kind: LayerKind) -> RotaryAngles:
 
 def _window(config: Any, kind: str) -> int:
     """How many tokens a layer of a kind looks back, 0: all."""
-    slides = getattr(config, "use_sliding_window", config.model_type == "mistral")
+    slides = config.model_type == "mistral"  # in every layer, whatever else its description says
     if kind == "sliding_attention" or (not kind and slides):
         return int(getattr(config, "sliding_window", None) or 0)
     return 0
+
+
+def _softcap(config: Any) -> float:
+    """Of attention, 0: none. Descriptions of Gemma 3 have one that its layers do not use."""
+    return float(config.attn_logit_softcapping or 0.0) if config.model_type == "gemma2" else 0.0
 
 
 def _embedding_scale(decoder: Any, family: str) -> float:
@@ -157,6 +165,11 @@ class FusedPlan:
     windows: tuple[int, ...]  # [L]
     max_positions: int
     arithmetic: Arithmetic
+
+    def attention(self) -> list[AttentionSettings]:
+        """What each layer's attention computes."""
+        shape = self.shape
+        return [AttentionSettings(shape.scale, each, shape.softcap) for each in self.windows]
 
     def by_layer(self) -> dict[str, np.ndarray[Any, Any]]:
         """The fields of `LlamaWeights` that are no weights."""

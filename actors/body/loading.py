@@ -39,6 +39,7 @@ from lexshard.actors.body.refusals import check_memory, check_stored_types, mode
 from lexshard.actors.body.self_test import (
     TOLERANCES,
     Expected,
+    check_attention,
     check_body,
     check_hidden,
     check_windows,
@@ -150,7 +151,7 @@ def load(
         head=head,
         dtype=str(weights_dtype).removeprefix("torch."),
         vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
-        eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
+        eos_token_ids=checkpoint.eos_below(rows),
         default_sampling=checkpoint.default_sampling,
         max_positions=chosen.max_positions,
         parameters=checkpoint.parameters,
@@ -339,7 +340,8 @@ def checked_fused_body(
 ) -> Body:
     """The fused body of the model's ``weights``, checked against the general one of the same, which
     rounds nothing; where it rounds, what it computes with is checked without that, too."""
-    fused = FusedBody.from_tensors(plan_of(model, arithmetic), weights)
+    plan = plan_of(model, arithmetic)
+    fused = FusedBody.from_tensors(plan, weights)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))
@@ -352,4 +354,5 @@ def checked_fused_body(
     fused.batch_invariant = check_body(
         fused, expected.token_ids, ours, "the general body", tolerance, typical=rounds
     )
+    check_attention(plan.attention(), general.settings)
     return fused

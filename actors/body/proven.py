@@ -63,6 +63,14 @@ class StoredWeights:
         stored = self._tensors.get(name)
         return None if stored is None else _read(stored).to(self._dtype)
 
+    def of_first_layer(self) -> set[str]:
+        """Names of what a body may have or not, biases and norms: the first layer decides."""
+        return {
+            name
+            for name in self._tensors
+            if name.startswith("model.layers.0.") and name.endswith((".bias", "norm.weight"))
+        }
+
 
 def recall_proven(folder: Path, *options: object) -> ProvenModel | None:
     """What loading ``folder`` with these options found out when all else was as it is now."""
@@ -90,11 +98,32 @@ def note_tried(folder: Path, *options: object) -> None:
     remember(_TRIED + name, known, True)
 
 
-def remember_proven(folder: Path, proven: ProvenModel, model: Any, *options: object) -> None:
+def remember_proven(folder: Path, proven: ProvenModel, model: Any, *options: object) -> bool:
     """Keep ``proven``, if reading the folder's files gives the weights of ``model``, a transformers
-    model that they were compared with: names may differ, and libraries convert what they read."""
-    if _reads_the_same(folder, proven, model.state_dict()):
+    model that they were compared with: names may differ, and libraries convert what they read. The
+    result is whether it does."""
+    same = reads_the_same(folder, proven, model)
+    if same:
         remember(*_named(folder, options), proven)
+    return same
+
+
+def reads_the_same(folder: Path, proven: ProvenModel, model: Any) -> bool:
+    """Whether the folder's files give the weights of ``model``, and no more of a layer than it
+    has: a bias that transformers leaves out would be added."""
+    expected = model.state_dict()
+    weights = StoredWeights(folder, getattr(torch, proven.dtype))
+    if weights.of_first_layer() - set(expected):
+        return False
+    names = set(expected) - {OUTPUT_WEIGHT} | {proven.head_name}
+    for name in names:
+        found = weights(name)
+        if found is None or found.shape != expected[name].shape:
+            return False
+        pairs = zip(row_slices(found), row_slices(expected[name]), strict=True)
+        if not all(torch.equal(ours.float(), theirs.float().cpu()) for ours, theirs in pairs):
+            return False
+    return True
 
 
 def read_proven(folder: Path, proven: ProvenModel) -> tuple[Body, HeadWeights]:
@@ -125,19 +154,6 @@ def head_name_of(model: Any) -> str | None:
     if output.weight is model.get_input_embeddings().weight:
         return EMBEDDING
     return OUTPUT_WEIGHT if model.state_dict().get(OUTPUT_WEIGHT) is not None else None
-
-
-def _reads_the_same(folder: Path, proven: ProvenModel, expected: dict[str, torch.Tensor]) -> bool:
-    weights = StoredWeights(folder, getattr(torch, proven.dtype))
-    names = set(expected) - {OUTPUT_WEIGHT} | {proven.head_name}
-    for name in names:
-        found = weights(name)
-        if found is None or found.shape != expected[name].shape:
-            return False
-        pairs = zip(row_slices(found), row_slices(expected[name]), strict=True)
-        if not all(torch.equal(ours.float(), theirs) for ours, theirs in pairs):
-            return False
-    return True
 
 
 def _named(folder: Path, options: tuple[object, ...]) -> tuple[str, str]:

@@ -8,6 +8,8 @@ from lexshard.actors.body.errors import InsufficientMemoryError, UnsupportedMode
 from lexshard.actors.body.model_code import model_code
 
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+# Their "dynamic" angles are the same at every length where there is an alpha.
+_FIXED_BY_ALPHA = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe"})
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 # What the cache is made of: it has one shape for all layers.
@@ -104,12 +106,15 @@ def _check_rope(kind: str, config: Any) -> None:
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in nested or [parameters]:
         rope_type = rope.get("rope_type", "default")
-        if rope_type not in _ROPE_TYPES:
-            raise UnsupportedModelError(
-                f"{kind} uses {rope_type} rotary embeddings, whose angles change with the length "
-                "of the sequence and so disagree with keys already cached: remove the scaling "
-                "from config.json (and stay within the original context) or choose another model"
-            )
+        if rope_type in _ROPE_TYPES or (kind in _FIXED_BY_ALPHA and rope.get("alpha")):
+            continue
+        # Without others, which are scaled within the original context, too, that model computes.
+        remedy = "remove the scaling from config.json (and stay within the original context) or "
+        raise UnsupportedModelError(
+            f"{kind} uses {rope_type} rotary embeddings, whose angles change with the length of "
+            "the sequence and so disagree with keys already cached: "
+            f"{remedy if rope_type == 'dynamic' else ''}choose another model"
+        )
 
 
 def _check_layers(kind: str, config: Any) -> None:

@@ -175,6 +175,16 @@ def check_body(
     return all(torch.equal(a, b) for a, b in zip(mixed, alone, strict=True))
 
 
+def check_attention(ours: Sequence[AttentionSettings], asked: Sequence[AttentionSettings]) -> None:
+    """A body's own settings of every layer must be those that the model asks for: short test
+    sequences show no window. Raises SelfTestError."""
+    for layer, (own, model) in enumerate(zip(ours, asked, strict=True)):
+        if own != model:
+            raise SelfTestError(
+                f"layer {layer} attends by {own} and the model asks for {model}: use body=general"
+            )
+
+
 def check_windows(settings: Sequence[AttentionSettings], config: Any) -> None:
     """Sliding layers must have asked for their window: short test sequences cannot show it.
 

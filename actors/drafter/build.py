@@ -50,13 +50,14 @@ def drafter_of(
         return StepwiseDrafter(
             model.body, certified, blocks=blocks, vocabulary_size=vocabulary_size
         )
-    if isinstance(model.body, FusedBody):
+    # Its kernel caps no logits.
+    if isinstance(model.body, FusedBody) and not model.head.softcap:
         head = _draft_head(configuration, model, vocabulary_size)
         return ModelDrafter(model.body, head, blocks=blocks, vocabulary_size=vocabulary_size)
     if wanted not in ("auto", "full"):
         raise ValueError(
             f"{configuration.draft} drafts with its whole head or a certified one, for its family "
-            "has no fused body: leave --draft-head out, or take certified"
+            "has no fused body, or soft-caps its logits: leave --draft-head out, or take certified"
         )
     whole = WholeHead(model.head, vocabulary_size)
     return StepwiseDrafter(model.body, whole, blocks=blocks, vocabulary_size=vocabulary_size)

@@ -135,6 +135,9 @@ class Replay:
                 return self._next()
             self._wrong_end(f"the reply ends after {self.equal} tokens")
             return None
+        if drawn > left and self._stopped_by is None:  # a reply ends with the last of its tokens
+            self._wrong_end(f"the reply goes on after {self.equal} tokens")
+            return None
         self._finish(event)
         return None
 
@@ -145,6 +148,10 @@ class Replay:
         if text is None or rule is None or (ends and not rule.include):
             return False
         return text.push(token_id)
+
+    @property
+    def _stopped_by(self) -> str | None:
+        return None if self._text is None else self._text.stop_string
 
     def _next(self) -> Drafts:
         said, output = self.equal, self.receipt.output_ids
@@ -178,8 +185,8 @@ class Replay:
             self._settle("altered", "its end is not that which it was made for")
             return
         drawn: tuple[object, object] = ("length", None)  # of a reply that was to have no tokens
-        if self._text is not None and self._text.stop_string is not None:
-            drawn = "stop", self._text.stop_string
+        if self._stopped_by is not None:
+            drawn = "stop", self._stopped_by
         elif event is not None:
             drawn = event.finish_reason, event.stop_reason
         if drawn != own:

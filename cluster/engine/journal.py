@@ -46,7 +46,8 @@ class JournalStream:
 
 @dataclass(slots=True)
 class _Entry:
-    """One unfinished sequence; ``handed_over``: the engine that lives now has been asked for it.
+    """One unfinished sequence, whose client has ``received`` tokens, from an earlier request or
+    from this one; ``handed_over``: the engine that lives now has been asked for it.
     ``drafts`` from outside no event has answered yet; those that were answered last let it draw
     alone until it has ``alone_to`` tokens, the prompt's with them."""
 
@@ -71,7 +72,8 @@ class _Entry:
             if drafts.number == event.answers:
                 before = len(said) - len(event.token_ids)
                 guesses = drafts.token_ids[before - drafts.position :]
-                brought = guesses_that_stand(guesses, event.token_ids) + 1
+                stood = guesses_that_stand(guesses, event.token_ids)
+                brought = min(stood + 1, len(event.token_ids))
                 self.answered, self.alone_to = drafts.number, before + brought + drafts.alone
         if event.answers is not None:
             self.drafts = [each for each in self.drafts if each.number > event.answers]
@@ -101,9 +103,8 @@ class Journal:
 
     def enter(self, requests: Sequence[Request], stream: JournalStream) -> None:
         for request in requests:
-            self._entries.setdefault(request.request_id, {})[request.choice] = _Entry(
-                request, stream
-            )
+            entry = _Entry(request, stream, received=list(request.resumed_ids))
+            self._entries.setdefault(request.request_id, {})[request.choice] = entry
 
     def note_drafts(self, drafts: Drafts) -> bool:
         """Whether there is a sequence for them."""

@@ -16,7 +16,7 @@ class Pulse:
 
     def __init__(self, process_id: int) -> None:
         self._process = psutil.Process(process_id)
-        self._last_heard = time.monotonic()
+        self._last_heard = self._last_at_work = time.monotonic()
         self._looks: deque[tuple[float, float]] = deque(maxlen=5)  # when, CPU seconds by then
 
     def heard(self) -> None:
@@ -26,6 +26,11 @@ class Pulse:
     def silence(self) -> float:
         """Seconds since it was heard last."""
         return time.monotonic() - self._last_heard
+
+    @property
+    def idleness(self) -> float:
+        """Seconds since it was last heard or seen to compute."""
+        return time.monotonic() - max(self._last_heard, self._last_at_work)
 
     def look(self) -> bool:
         """Whether it neither speaks nor computes: stopped, swapped out or stuck. Call it about
@@ -38,4 +43,6 @@ class Pulse:
         (first, used_before), (last, used) = self._looks[0], self._looks[-1]
         enough = len(self._looks) == self._looks.maxlen
         computes = used - used_before >= LEAST_LOAD * (last - first)
+        if computes and last > first:
+            self._last_at_work = last
         return enough and not computes and self.silence > QUIET_SECONDS

@@ -39,7 +39,10 @@ from lexshard.cluster.private_folder import remove_abandoned_folders
 
 logger = logging.getLogger("lexshard.engine")
 
+# An engine that neither speaks nor computes is replaced after a minute. A step of one that computes
+# may take longer, and one with shards or ranks elsewhere may wait for Ray to place them.
 STALL_SECONDS = 60.0
+LONGEST_STEP_SECONDS = 900.0
 RESTART_PAUSE_SECONDS = 5.0
 STARTS_WAITED_FOR = 3  # that fail one after the other
 LOOK_SECONDS = 0.5
@@ -315,14 +318,17 @@ class EngineSupervisor:
         self._journal.record(output.events)
 
     async def _watch(self, pulse: Pulse) -> None:
-        """New requests are refused while the engine neither speaks nor computes; after a minute of
-        silence it is taken for dead."""
-        while pulse.silence < STALL_SECONDS:
+        """New requests are refused while the engine neither speaks nor computes; after
+        `STALL_SECONDS` of that, or `LONGEST_STEP_SECONDS` of silence, it is taken for dead."""
+        configuration = self._configuration
+        waits = configuration.shards > 1 or (configuration.tensor_parallel or 1) > 1
+        stall = LONGEST_STEP_SECONDS if waits else STALL_SECONDS
+        while pulse.idleness < stall and pulse.silence < LONGEST_STEP_SECONDS:
             if pulse.look() and self.ready:
                 logger.error("%s: no word for %.1f s", SUSPENDED, pulse.silence)
                 self._set_health(SUSPENDED)
             await asyncio.sleep(LOOK_SECONDS)
-        raise PeerLostError(f"no word from the engine for {STALL_SECONDS:.0f} s")
+        raise PeerLostError(f"no word from the engine for {pulse.silence:.0f} s")
 
     def _replay(self) -> None:
         """Hand every unfinished sequence to the new engine."""

@@ -70,12 +70,13 @@ def descriptions(listing: Listing) -> list[RemoteFile]:
 
 
 def weights(repository: str, listing: Listing, folder: Path) -> list[RemoteFile]:
-    """The files of the weights. ``folder`` holds the index file if there is one.
+    """The files of the weights: one, which is what is read where there are parts beside it, too,
+    or those that the index file in ``folder`` names.
 
     Raises:
         ModelNameError: the index names files that are not there, or none.
     """
-    if INDEX_FILE not in listing:
+    if SINGLE_FILE in listing:
         return [listing[SINGLE_FILE]]
     names = _indexed(repository, folder)
     missing = sorted(names - listing.keys())
@@ -90,13 +91,13 @@ def weights(repository: str, listing: Listing, folder: Path) -> list[RemoteFile]
 def is_whole(folder: Path) -> bool:
     """Whether ``folder`` has all that a server needs, by what it holds itself."""
     present = [CONFIG, TOKENIZER]
-    if (folder / INDEX_FILE).is_file():
+    if (folder / SINGLE_FILE).is_file() or not (folder / INDEX_FILE).is_file():
+        present.append(SINGLE_FILE)
+    else:
         try:
             present += _indexed(str(folder), folder)
         except ModelNameError:
             return False
-    else:
-        present.append(SINGLE_FILE)
     return has_all(folder, present)
 
 

@@ -15,7 +15,11 @@ _SLACK = 1e-9  # of sums of fractions
 # What can be done about a process that lacks CPUs, a GPU, memory.
 _REMEDIES: dict[RoleKind, tuple[str, str, str]] = {
     "engine": ("lower --cpus-per-body", "give --gpus-per-body 0", "lower --kv-cache-memory"),
-    "rank": ("lower --tensor-parallel or --cpus-per-body", "", "give more --tensor-parallel"),
+    "rank": (
+        "lower --tensor-parallel or --cpus-per-body",
+        "lower --tensor-parallel",
+        "give more --tensor-parallel",
+    ),
     "shard": (
         "lower --cpus-per-shard or --shards",
         "lower --gpus-per-shard or --shards",

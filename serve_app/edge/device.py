@@ -226,7 +226,9 @@ class EdgeText:
             self.link.count(draft_accepted_tokens=stood, edge_rejections=tested - stood)
         now = time.monotonic()
         if chain.answered is not before:
-            brought = guesses_that_stand(untold[chain.answered.number], new) + 1
+            # The engine may have drawn what it was to test, where it had no room for guesses.
+            stood_there = guesses_that_stand(untold[chain.answered.number], new)
+            brought = min(stood_there + 1, len(new))
             self.runs_to = length + brought + chain.answered.alone
             if self.timed is not None:
                 drawing = max(0, len(new) - brought) * pace.own_seconds

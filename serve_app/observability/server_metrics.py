@@ -45,7 +45,7 @@ class ServerMetrics:
 
     ``model`` and ``replica`` label every sample where they are given. A replica is one engine with
     the API processes in front of it, which tell one sum. ``peer_names``: some metrics are told
-    under vLLM's names, too.
+    under vLLM's names, too; of replicas that are ``one_of_several`` they need that label.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ServerMetrics:
         *,
         model: str = "",
         replica: str = "",
+        one_of_several: bool = False,
         peer_names: bool = False,
     ) -> None:
         self._http = HttpCollector(paths, seats)
@@ -66,7 +67,7 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._registry.register(_Labelled([engine, self._http], labels))
         if peer_names:
-            named = {"model_name": model}
+            named = {"model_name": model, **({"replica": replica} if one_of_several else {})}
             self._registry.register(_Labelled([PeerNames(client, self._http)], named))
 
     def observe(self, record: RequestRecord) -> None:

@@ -94,7 +94,9 @@ class OpenReceipt:
         empty: bool,
         signer: Signer | None,
     ) -> None:
-        parameters = replace(request.parameters, max_tokens=0) if empty else request.parameters
+        parameters = request.parameters
+        if empty:
+            parameters = replace(parameters, max_tokens=0, min_tokens=0)
         self._request = request
         self._made_by = made_by
         self._signer = signer

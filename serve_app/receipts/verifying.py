@@ -140,8 +140,9 @@ class Verification:
                     drafts = replay.take(event)
                     if drafts is not None:
                         client.draft(drafts)
-                    else:
+                    else:  # what has its verdict keeps no place from others
                         running.discard(place)
+                        client.cancel(event.request_id)
                 yield further
         finally:
             stream.close()

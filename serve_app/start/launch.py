@@ -188,9 +188,12 @@ def running_server(
         if config.has_replicas:
             processes = None
             if connect is None:
-                processes = answer_apart(
-                    "lexshard.cluster.topology.configured", "processes_on", config
-                )
+                try:
+                    processes = answer_apart(
+                        "lexshard.cluster.topology.configured", "processes_on", config
+                    )
+                except (ValueError, OSError) as error:  # of the model, or of how it is divided
+                    raise StartupError(str(error)) from error
                 _check_room(config, processes, tell)
             from lexshard.serve_app.replica import bind_replicas
 

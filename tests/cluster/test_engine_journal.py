@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,18 @@ def test_a_new_engine_is_asked_to_go_on_where_each_stream_stopped() -> None:
     [again] = journal.continuations()
     assert again.resumed_ids == (7, 8, 9)
     assert [event.token_ids for event in asyncio.run(stream.arrived())] == [(7,), (8, 9)]
+
+
+def test_a_text_that_went_on_behind_another_one_does_so_again() -> None:
+    """A device's, whose link was lost before: its server asked for the rest alone."""
+    journal = Journal()
+    entered(journal, replace(REQUEST, resumed_ids=(3, 4)))
+    journal.record([SequenceEvent("a", 0, (7,))])
+    guesses = Drafts("a", 0, 5, (8,), number=1)
+    assert journal.note_drafts(guesses)
+    [again] = journal.continuations()
+    assert again.resumed_ids == (3, 4, 7)
+    assert journal.drafts() == [guesses]
 
 
 def test_a_new_engine_is_told_how_far_a_text_goes_on_alone() -> None:
@@ -81,6 +94,8 @@ def test_silence_is_told_of_a_process_that_does_not_compute_and_of_no_other(work
             assert not looked_silent(pulse, QUIET_SECONDS + 1)
             process.send_signal(signal.SIGSTOP)
         assert looked_silent(pulse, 6)
+        if "while" in work:
+            assert pulse.idleness < pulse.silence  # it was seen to compute
         pulse.heard()
         assert not pulse.look()
     finally:

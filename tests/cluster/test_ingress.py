@@ -25,6 +25,7 @@ from lexshard.cluster.ingress import (
     with_last_replicas,
 )
 from lexshard.cluster.ports import free_port
+from tests.support.http_stand_in import StandInHandler, serving
 from tests.support.real_ingress import (
     OpenStream,
     ask,
@@ -195,6 +196,22 @@ def test_a_request_that_its_replica_took_with_it_is_answered_by_another(tmp_path
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["process"] == busy.process
+
+
+class Away(StandInHandler):
+    """A replica whose engine is not there."""
+
+    def answer(self) -> None:
+        self.say(503 if self.command == "POST" else 200, b"{}")
+
+
+def test_a_replica_without_its_engine_leaves_requests_to_the_others(tmp_path: Path) -> None:
+    """It is the quickest of all, and so the least busy."""
+    with replicas_to_kill(1) as replicas, serving(Away) as url:
+        away, [well] = int(url.rpartition(":")[2]), list(replicas)
+        with running_ingress(tmp_path, [away, well]) as port:
+            told = [ask(port, post("/answer", b"{}", "Connection: close"))[0] for _ in range(20)]
+        assert set(told) == {"HTTP/1.1 200 OK"}
 
 
 def test_a_body_announced_as_too_large_is_not_waited_for(tmp_path: Path) -> None:

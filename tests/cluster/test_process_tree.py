@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -113,6 +114,10 @@ def test_folders_without_an_owner_are_removed_and_no_others(
     assert remove_abandoned_folders() == 1
     assert {path.name for path in tmp_path.iterdir()} == {mine.path.name, "lexshard-of-another"}
     assert mine.path.stat().st_mode & 0o077 == 0
+    folder = os.open(mine.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # systemd-tmpfiles leaves such a folder alone
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
     mine.remove()
     mine.remove()
     assert not mine.path.exists()

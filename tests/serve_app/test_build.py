@@ -12,6 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import PROCESSOR
+from lexshard.cluster.ingress import BINARY
 from lexshard.cluster.joining import JoinError, Node, Versions
 from lexshard.serve_app import build
 from lexshard.serve_app.build import app, read_args
@@ -51,6 +52,13 @@ def test_variables_are_heard_and_args_win() -> None:
     assert config.api_keys == ["secret"]
 
 
+def test_what_a_server_tells_its_ingress_is_no_option() -> None:
+    """It is in the environment of Ray's workers, where Serve builds an update."""
+    assert read_args({"model": str(DEMO)}, {BINARY: "haproxy"}) == read_args(
+        {"model": str(DEMO)}, {}
+    )
+
+
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(DEMO.parent)
     config = read_args({"model": DEMO.name, "draft": "ngram", "index": "an/index"}, {})
@@ -83,6 +91,7 @@ def test_each_process_of_a_replica_has_a_bundle_the_engine_first() -> None:
         ({"model": "MODEL", "cpus_per_body": 0.5, "draft_tokens": 3}, "--draft-tokens is about"),
         ({"model": "MODEL", "port": 80}, "set http_options.port"),
         ({"model": "MODEL", "api_processes": 2}, "set num_replicas"),
+        ({"model": "MODEL", "ssl_certfile": "a"}, "set http_options.ssl_certfile"),
         ({"model": "MODEL", "api_keys": ["a"]}, "LEXSHARD_API_KEYS"),
     ],
 )

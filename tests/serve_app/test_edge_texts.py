@@ -130,6 +130,18 @@ def test_a_text_outlives_its_link_but_not_its_server(
     assert end.token_ids == (() if error else (3,))
 
 
+def test_what_was_drawn_in_place_of_a_guess_keeps_nobody_waiting() -> None:
+    """A server without room for all guesses tests some and draws the next token, which is the next
+    guess by chance: it waits then, and the device goes on."""
+    link = ScriptedLink(
+        [Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT]
+        + [Told({"token_ids": (6, 7), "answers": 1}), SILENT, SILENT, LAST]
+    )
+    link.said()
+    _, _, following = link.sent
+    assert CODEC.decode(following).token_ids[0] == 8
+
+
 def test_what_was_on_its_way_over_a_lost_link_is_guessed_again() -> None:
     """Guesses are sent, and more are drafted behind them; the link is lost before these are sent,
     and the answer with it. Behind what is said stands what is guessed next, and it is sent without

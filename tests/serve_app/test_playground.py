@@ -54,6 +54,13 @@ def test_a_proxys_path_has_it_and_who_cannot_know_where_it_listens_has_none() ->
     assert (asked.has_playground, asked.lets_page_kill) == (True, False)
 
 
+def test_it_kills_unasked_where_nothing_says_that_strangers_come() -> None:
+    assert ServeConfig(model="a").lets_page_kill
+    for told in ({"api_keys": ["k"]}, {"api_key_file": "f"}, {"root_path": "/llm"}):
+        assert not ServeConfig(model="a", **told).lets_page_kill
+        assert ServeConfig(model="a", playground_kills=True, **told).lets_page_kill
+
+
 def test_it_is_small_and_needs_nothing_from_elsewhere() -> None:
     contents = {each: each.read_text(encoding="utf-8") for each in FILES}
     assert sum(len(text.encode()) for text in contents.values()) <= MOST_BYTES

@@ -217,22 +217,54 @@ def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
         assert equal[-1] == verdict["equal_tokens"]
 
 
+HERE = Provenance("a" * 64, "b" * 64, Arithmetic(ARITHMETIC_VERSION, "float32", "fused", "-"))
+
+
+async def provenance(*_: Any) -> Provenance:
+    return HERE
+
+
+def a_receipt() -> Receipt:
+    options = options_of(SamplingParameters(temperature=0.0, max_tokens=3, seed=5))
+    chain = DigestChain(HERE, 5, 0, options, None, (1, 2, 3))
+    chain.add((4, 5, 6), (1.0, 1.0, 1.0))
+    chain.end("length", None)
+    said = (1, 2, 3), (4, 5, 6), "length", None, chain.header, tuple(chain.digests)
+    return Receipt(2, HERE, 5, 0, options, None, *said)
+
+
+@pytest.mark.timeout(60)
+def test_a_receipt_that_has_its_verdict_leaves_its_place_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In an engine that takes one sequence at a time."""
+
+    class OnePlace(MockEngine):
+        def submit(self, requests: Sequence[Request]) -> Any:
+            self.made, self.left = super().submit(requests), list(requests)
+            self.say()
+            return self.made
+
+        def say(self) -> None:
+            if self.left:
+                wrong = SequenceEvent(self.left.pop(0).request_id, 0, (9,), logits=(1.0,))
+                self.made.put(wrong)
+
+        def cancel(self, request_id: str) -> None:
+            super().cancel(request_id)
+            self.say()
+
+    monkeypatch.setattr(ReceiptIssuer, "provenance", provenance)
+    reply = post(VERIFY, {"receipts": [a_receipt().as_json()] * 3}, OnePlace())
+    assert [each["found_token_id"] for each in reply.json()["data"]] == [4, 4, 4]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("reason", "status"), [("abort", 503), ("error", 500)])
 def test_an_engine_that_is_gone_says_nothing_of_a_receipt(
     reason: FinishReason, status: int, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Provenance("a" * 64, "b" * 64, Arithmetic(ARITHMETIC_VERSION, "float32", "fused", "-"))
-    options = options_of(SamplingParameters(temperature=0.0, max_tokens=3, seed=5))
-    chain = DigestChain(here, 5, 0, options, None, (1, 2, 3))
-    chain.add((4, 5, 6), (1.0, 1.0, 1.0))
-    chain.end("length", None)
-    said = (1, 2, 3), (4, 5, 6), "length", None, chain.header, tuple(chain.digests)
-    receipt = Receipt(2, here, 5, 0, options, None, *said)
-    body = {"receipts": [receipt.as_json()], "stream": stream}
-
-    async def provenance(*_: Any) -> Provenance:
-        return here
+    body = {"receipts": [a_receipt().as_json()], "stream": stream}
 
     class Failing(MockEngine):
         def submit(self, requests: Sequence[Request]) -> Any:

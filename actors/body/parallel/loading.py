@@ -43,6 +43,7 @@ from lexshard.actors.body.parallel.sums import OneRank, RankGroup
 from lexshard.actors.body.proven import (
     ProvenModel,
     head_name_of,
+    reads_the_same,
     recall_proven,
     remember_proven,
 )
@@ -103,7 +104,8 @@ def _load_stacks(folder: Path, options: ParallelOptions, start: StartRanks | Non
     if proven is None:
         first = _first_layers_of(folder, options.dtype, torch.device("cpu"))
         proven = _prove(first)
-        remember_proven(folder, proven, first.model, options.dtype, _WAY)
+        if not remember_proven(folder, proven, first.model, options.dtype, _WAY):
+            raise _other_weights(folder)
     parts = _parts(folder, proven, options.ranks)
     body = _started(proven, parts, start, alone())
     body.batch_invariant = proven.batch_invariant
@@ -125,6 +127,8 @@ def _load_decoders(
         )
     first = _first_layers_of(folder, options.dtype, place)
     proven = _prove_side_by_side(first, options.ranks)
+    if not reads_the_same(folder, proven, first.model):
+        raise _other_weights(folder)
     check_memory(
         proven.parameters * getattr(torch, proven.dtype).itemsize // options.ranks,
         memory_of(place),
@@ -138,6 +142,13 @@ def _load_decoders(
     body = _started(proven, parts, start, OneRank())
     body.batch_invariant = proven.batch_invariant
     return _loaded(folder, proven, body)
+
+
+def _other_weights(folder: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the files in {folder} hold other weights, or under other names, than transformers makes "
+        "of them, and ranks read them from there: leave --tensor-parallel out"
+    )
 
 
 def _device_of(place: torch.device, rank: int) -> str:
@@ -218,7 +229,7 @@ class FirstLayers:
             softcap=self.head.softcap,
             dtype=str(self.dtype).removeprefix("torch."),
             vocabulary_size=min(rows, checkpoint.tokenizer_size or rows),
-            eos_token_ids=tuple(token for token in checkpoint.eos_token_ids if token < rows),
+            eos_token_ids=checkpoint.eos_below(rows),
             default_sampling=checkpoint.default_sampling,
             parameters=checkpoint.parameters,
         )

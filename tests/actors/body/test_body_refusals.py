@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from lexshard.actors.body import loading, paged_attention
 from lexshard.actors.body.attention_step import AttentionSettings
@@ -28,7 +29,13 @@ from lexshard.actors.body.fused import FusedBody, FusedPlan, plan_of
 from lexshard.actors.body.head_weights import HeadWeights, check_head
 from lexshard.actors.body.loading import load
 from lexshard.actors.body.model_code import model_code
-from lexshard.actors.body.self_test import check_body, check_windows, run_alone
+from lexshard.actors.body.refusals import model_class
+from lexshard.actors.body.self_test import (
+    check_attention,
+    check_body,
+    check_windows,
+    run_alone,
+)
 from lexshard.kernels.linear import Arithmetic
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from tests.support.quick import quick
@@ -76,7 +83,11 @@ def _rewrite_config(folder: Path, **changes: Any) -> None:
                     "original_max_position_embeddings": 64,
                 }
             },
-            "longrope",
+            "longrope .*cached: choose another",  # it scales the original context, too
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "dynamic .*cached: remove the scaling",
         ),
         ({"num_kv_shared_layers": 1}, "shares keys and values"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
@@ -91,6 +102,17 @@ def test_configurations_that_would_be_wrong_are_refused(
     _rewrite_config(tmp_path, **changes)
     with pytest.raises(UnsupportedModelError, match=reason):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("alpha", [None, 1000.0])
+def test_a_fixed_alpha_makes_dynamic_angles_the_same_at_every_length(alpha: float | None) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": alpha}
+    config = AutoConfig.for_model("hunyuan_v1_dense", rope_parameters=rope)
+    if alpha is not None:
+        model_class(config)
+        return
+    with pytest.raises(UnsupportedModelError, match="dynamic"):
+        model_class(config)
 
 
 def test_code_beside_a_known_model_is_left_alone(tmp_path: Path) -> None:
@@ -290,6 +312,59 @@ def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
     check_windows(_windows(8, 8), everywhere)
     with pytest.raises(UnsupportedModelError, match="window of 8"):
         check_windows(_windows(0, 0), everywhere)
+
+
+def test_a_body_attends_as_its_model_asks_for() -> None:
+    check_attention(_windows(0, 8), _windows(0, 8))
+    with pytest.raises(SelfTestError, match="layer 1"):
+        check_attention(_windows(0, 0), _windows(0, 8))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "attends"),
+    [
+        # Of these transformers reads neither.
+        ("mistral", {"use_sliding_window": False}, AttentionSettings(0.25, 11, 0.0)),
+        ("gemma3_text", {"attn_logit_softcapping": 3.0}, None),
+    ],
+)
+def test_what_a_description_says_in_vain_changes_nothing(
+    family: str, changes: dict[str, Any], attends: AttentionSettings | None, tmp_path: Path
+) -> None:
+    save_tiny(family, tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    _rewrite_config(tmp_path, **changes)
+    body = load(tmp_path, device="cpu").body
+    assert isinstance(body, FusedBody)
+    assert body._shape.softcap == 0.0
+    if attends is not None:
+        assert set(body._weights.windows.tolist()) == {attends.window}
+
+
+def test_where_sequences_end_is_among_what_is_drawn(tmp_path: Path) -> None:
+    """Grammars take no other ids."""
+    save_tiny("llama", tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [5, -1, 10**6]}))
+    assert load(tmp_path, device="cpu").eos_token_ids == (5, 2)
+    file.write_text(json.dumps({"eos_token_id": "</s>"}))
+    with pytest.raises(WeightsError, match="no id"):
+        load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 16, b"\x03" + bytes(7) + b"[1]"])
+def test_what_is_no_safetensors_file_is_named(content: bytes, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match="not a safetensors file"):
+        load(tmp_path, device="cpu")
+
+
+def test_an_index_that_is_left_over_is_not_read(tmp_path: Path) -> None:
+    """Transformers reads the one file that is there, too."""
+    save_tiny("llama", tmp_path)
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert load(tmp_path, device="cpu").parameters > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

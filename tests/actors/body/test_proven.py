@@ -214,6 +214,28 @@ def test_weights_that_the_library_reads_in_its_own_way_are_left_to_it(
     assert checks() == 2
 
 
+@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "self_attn.q_norm.weight"])
+def test_weights_that_the_library_leaves_out_are_part_of_no_load(
+    name: str, tmp_path: Path, checks: Watch
+) -> None:
+    """Its files hold what the model they describe has not."""
+    folder = save_fusable(tmp_path / "model")
+    plain = load(folder, device="cpu")
+    weights = load_file(folder / WEIGHTS)
+    names = [f"model.layers.{layer}.{name}" for layer in range(2)]
+    if name.endswith("bias"):
+        names += [each.replace("q_proj", other) for each in names for other in ("k_proj", "v_proj")]
+    for each in names:
+        rows = weights[each.replace(".bias", ".weight")].shape[0] if "bias" in each else 8
+        weights[each] = torch.ones(rows)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    first, second = load(folder, device="cpu"), load(folder, device="cpu")
+    assert_same(first, second)
+    for ours, theirs in zip(arrays(plain.body), arrays(second.body), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert checks() == 3
+
+
 def test_what_is_remembered_may_be_broken(tmp_path: Path, checks: Watch) -> None:
     folder = save_fusable(tmp_path / "model")
     first = load(folder, device="cpu")

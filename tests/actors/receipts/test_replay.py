@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.messages import Request
+from lexshard.actors.messages import FinishReason, Request
 from lexshard.actors.receipts.document import (
     ARITHMETIC_VERSION,
     Arithmetic,
@@ -139,17 +139,35 @@ def test_whatever_is_altered_is_found(engine: Engine, receipts: list[Receipt]) -
 
 
 def cut(receipt: Receipt, tokens: int, stop_reason: str) -> Receipt:
+    return cut_with_end(receipt, tokens, "stop", stop_reason)
+
+
+def cut_with_end(receipt: Receipt, tokens: int, reason: FinishReason, stop: Any) -> Receipt:
     """What any holder of the receipt can write: digests of ends take no logit."""
     chain = receipt.chain()
     chain.add([0] * tokens, [0.0] * tokens)
-    chain.end("stop", stop_reason)
+    chain.end(reason, stop)
     return replace(
         receipt,
         output_ids=receipt.output_ids[:tokens],
-        finish_reason="stop",
-        stop_reason=stop_reason,
+        finish_reason=reason,
+        stop_reason=stop,
         digests=(*receipt.digests[:tokens], chain.digests[-1]),
     )
+
+
+def test_a_reply_without_its_last_token_does_not_end_as_the_whole_one(
+    engine: Engine, receipts: list[Receipt]
+) -> None:
+    """The engine draws that token, and ends with it."""
+    whole = [each for each in receipts if len(each.output_ids) > 1]
+    ends = [(each.finish_reason, each.stop_reason) for each in whole]
+    assert {reason for reason, _ in ends} == {"stop", "length"}
+    wrong = [
+        cut_with_end(each, len(each.output_ids) - 1, *end)
+        for each, end in zip(whole, ends, strict=True)
+    ]
+    assert {each.reason for each in verdicts_of(engine, wrong)} == {"altered"}
 
 
 def test_no_stop_string_is_said_to_have_ended_what_it_did_not(

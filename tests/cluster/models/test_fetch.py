@@ -95,6 +95,17 @@ def test_a_model_in_several_files_is_fetched_by_its_index(fetching: Fetching) ->
     assert fetching.folder() == folder
 
 
+def test_one_file_is_fetched_and_not_its_parts(fetching: Fetching) -> None:
+    files = fetching.server.repositories[NAME].files
+    index = b'{"weight_map": {"x": "a.safetensors"}}'
+    files |= {"a.safetensors": b"a part", "model.safetensors.index.json": index}
+    folder = fetching.folder()
+    assert (folder / WEIGHTS).read_bytes() == files[WEIGHTS]
+    assert not (folder / "a.safetensors").exists()
+    fetching.offline = True
+    assert fetching.folder() == folder
+
+
 # -- broken off -----------------------------------------------------------------------------------
 
 

@@ -211,6 +211,7 @@ def test_a_gang_fills_one_node_before_the_next() -> None:
             {"shards": 3, "samplers": 14, "sampler_placement": "ray"},
             r"cannot place sampler 13: it needs 1 CPU, .*--samplers",
         ),
+        ({"shards": 1, "tensor_parallel": 8}, r"rank 4: it needs 1 GPU, .*--tensor-parallel"),
     ],
 )
 def test_what_finds_no_room_is_told_with_what_to_do(changes: dict[str, Any], told: str) -> None:

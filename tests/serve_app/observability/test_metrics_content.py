@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from lexshard.actors.messages import STEP_SECONDS, EngineStatistics, SequenceTiming
+from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.seats import Seats
+from lexshard.serve_app.observability.server_metrics import ServerMetrics, merged_metrics
 from tests.support.counting import metrics, record, values
 from tests.support.exposition import exported_names, unlabelled
 from tests.support.mock_engine import MockEngine
@@ -95,6 +97,27 @@ def test_vllms_names_are_told_on_request_alone() -> None:
     [cache] = [line for line in lines if line.startswith("vllm:cache_config_info{")]
     assert 'block_size="16"' in cache
     assert 'num_gpu_blocks="64"' in cache
+
+
+def test_replicas_tell_vllms_names_apart() -> None:
+    """What they tell is one text."""
+    texts = []
+    for name in ("a", "b"):
+        engine = MockEngine(statistics=EngineStatistics(running=3))
+        told = ServerMetrics(
+            engine,
+            Admission(8, 100, None),
+            (),
+            model="m",
+            replica=name,
+            one_of_several=True,
+            peer_names=True,
+        )
+        texts.append(told.text())
+    lines = merged_metrics(texts).decode().splitlines()
+    samples = [line.rpartition(" ")[0] for line in lines if line[0] != "#"]
+    assert 'vllm:num_requests_running{model_name="m",replica="b"}' in samples
+    assert len(samples) == len(set(samples))
 
 
 def test_dashboard_and_rules_ask_for_nothing_that_is_not_exported() -> None:
