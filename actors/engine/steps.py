@@ -256,7 +256,7 @@ class Steps:
 
     def _follow(self, begun: BegunStep) -> BegunStep | None:
         """Launches the step after one whose tokens are not decided, where that can be."""
-        if begun.drawn is None or self.device_draws.fails:
+        if begun.drawn is None or not self.device_draws.begins():
             return None
         plan = self._scheduler.follow(begun.plan)
         if plan is None:

@@ -93,6 +93,10 @@ def build_head(
             index = open_or_build(folder, model, named, tiers=own)
             tiers = index.tiers
             part = replace(part, samples=index.hidden, device=str(home))
+    if part.device != "cpu":
+        drafted = 0 if configuration.draft is None else configuration.draft_tokens
+        rows = configuration.max_running * (1 + drafted)
+        part = replace(part, warm=min(rows, configuration.tokens_of_a_step("cuda")))
     if shard_starter is not None and configuration.shards > 1:
         # Needs msgspec, which is not everywhere.
         from lexshard.actors.head.sharded.recovering_head import RecoveringHead
@@ -122,16 +126,9 @@ def build_head(
     where = ""
     if part.device != "cpu":
         where = ", on the GPU"
-        drafted = 0 if configuration.draft is None else configuration.draft_tokens
         there = model.head.weight.detach()
-        part = replace(
-            part,
-            # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
-            weight=there if there.dtype == weight.dtype else weight,
-            warm=min(
-                configuration.max_running * (1 + drafted), configuration.tokens_of_a_step("cuda")
-            ),
-        )
+        # Where it is bfloat16 already, the body's own copy, which may be the embeddings, too.
+        part = replace(part, weight=there if there.dtype == weight.dtype else weight)
     shard, timings, choices = timed_shard(part, tiers, choose_threads, calibrate)
     described = "dense" if choices is None else f"certified ({_words(*choices)}){where}"
     device = torch.device(part.device)

@@ -8,14 +8,15 @@ nothing else has ended it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch.distributed import Store
 
-from lexshard.actors.collective import ROOT
+from lexshard.actors.collective import ROOT, CollectiveLostError
 from lexshard.cluster.collective.watchdog import Watchdog, end_process
 
 # In NCCL's header; older versions of cupy do not say it.
@@ -30,6 +31,15 @@ class Broadcast(Protocol):
 
     def abort(self) -> None:
         """Ends what has been started and waits for others; nothing is broadcast after it."""
+
+
+@contextmanager
+def _of_nccl() -> Iterator[None]:
+    """What cupy raises for NCCL is an error of the group."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveLostError(f"NCCL: {error}") from error
 
 
 def own_gpu(device: torch.device) -> str | None:
@@ -63,14 +73,16 @@ class NcclLinks:
         forming = Watchdog(forming_seconds, bite)
         formed: list[bool] = []
         forming.expect("forming the NCCL group", lambda: bool(formed))
-        with torch.cuda.device(device):
-            self._group = connect()
-            self._group.broadcast(torch.zeros(1, device=device))
-        torch.cuda.synchronize(device)
-        formed.append(True)
-        forming.close()
+        try:
+            with torch.cuda.device(device), _of_nccl():
+                self._group = connect()
+                self._group.broadcast(torch.zeros(1, device=device))
+            torch.cuda.synchronize(device)
+        finally:
+            formed.append(True)
+            forming.close()
         self._watchdog = Watchdog(seconds, bite)
-        self._last: torch.cuda.Event | None = None  # after what was broadcast last
+        self._closed = False
 
     def broadcast(self, hidden: torch.Tensor) -> None:
         started: list[torch.cuda.Event] = []
@@ -78,18 +90,22 @@ class NcclLinks:
         self._watchdog.expect(
             "broadcast of hidden states by NCCL", lambda: bool(started) and started[0].query()
         )
-        self._group.broadcast(hidden)
+        with _of_nccl():
+            self._group.broadcast(hidden)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         started.append(event)
-        self._last = event
 
     def close(self) -> None:
-        """Nothing of the group stays in the device's streams. Closing twice is harmless."""
+        """Nothing of the group stays in the device's streams. Closing twice is harmless.
+
+        It is aborted where nothing waits in it, too: its communicator's own end would wait for
+        the others', one of which may have gone.
+        """
         self._watchdog.close()
-        if self._last is not None and not self._last.query():
+        if not self._closed:
+            self._closed = True
             self._group.abort()
-        self._last = None
 
 
 class CupyGroup:

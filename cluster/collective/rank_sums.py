@@ -4,6 +4,7 @@ GPUs."""
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Protocol
 
 import torch
@@ -71,7 +72,10 @@ class NcclSums:
         if self._lost:
             raise RankLostError("this group of ranks has ended")
         self._device = values.device
-        self._group.add(values)
+        try:
+            self._group.add(values)
+        except RuntimeError as error:  # as cupy says what NCCL does
+            raise RankLostError(f"NCCL: {error}") from error
 
     def complete(self) -> bool:
         event = torch.cuda.Event()
@@ -83,11 +87,15 @@ class NcclSums:
         return not self._lost
 
     def abort(self) -> None:
-        """Ends the group, from any thread. Doing so twice is harmless."""
+        """Ends the group, from any thread. Doing so twice is harmless.
+
+        NCCL ends what waits at once, and then waits itself until no recorded graph holds the
+        group, which the next one has dropped: that keeps nobody.
+        """
         if not self._lost:
             self._lost = True
             self._watchdog.close()
-            self._group.abort()
+            threading.Thread(target=self._group.abort, name="nccl_abort", daemon=True).start()
 
     def _late(self, message: str) -> None:
         logger.warning("%s", message)

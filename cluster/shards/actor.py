@@ -48,9 +48,16 @@ class ShardActor:
 
         self._part = part
         self._device = torch.device(part.device)
-        if self._device.index is not None:  # where this process sees those of others, too
-            torch.cuda.set_device(self._device)
+        self._take_device()
         self._shard = build_shard(part)
+
+    def _take_device(self) -> None:
+        """Where this process sees the GPUs of others, too. It holds for the calling thread alone,
+        and Ray calls methods in others than that in which it makes an actor."""
+        import torch
+
+        if self._device.index is not None:
+            torch.cuda.set_device(self._device)
 
     def ready(self) -> ShardPlace:
         """Where it is, once it has its part and serves no group."""
@@ -70,6 +77,7 @@ class ShardActor:
         from lexshard.actors.states.sequence_state import SequenceStates
         from lexshard.cluster.collective.join import join
 
+        self._take_device()
         part = self._part
         states = SequenceStates(part.owned.vocabulary_size, part.eos_ids, part.largest)
         try:

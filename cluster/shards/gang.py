@@ -29,6 +29,7 @@ from lexshard.cluster.topology.reservation import Reservation
 
 # A shard that does not answer for so long is killed; one that starts has as long as a model takes.
 ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
+NCCL_FORMING_SECONDS = 60.0
 # Until Ray has noticed that a node is lost, it may send the replacement of what was lost there.
 NODE_LOSS_SECONDS, PAUSE_SECONDS = 30.0, 0.5
 
@@ -81,14 +82,17 @@ class ShardGang:
         self._groups += 1
         root = torch.device(self._device)
         gpus = [own_gpu(root), *(each.gpu for each in self._places)]
+        nccl = is_each_apart(gpus)
+        # NCCL looks at the machine first.
+        forming = NCCL_FORMING_SECONDS if nccl else ANSWER_SECONDS
         plan = GroupPlan(
             name=f"shards-{os.getpid()}-{self._groups}",
             size=self._size,
             host=self._host,
             port=self._store.port,
             seconds=self._seconds,
-            forming_seconds=max(self._seconds, ANSWER_SECONDS),
-            nccl=is_each_apart(gpus),
+            forming_seconds=max(self._seconds, forming),
+            nccl=nccl,
         )
         for rank, actor in enumerate(self._actors, 1):
             actor.serve.remote(plan, rank)

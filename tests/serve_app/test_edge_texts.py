@@ -134,8 +134,10 @@ def test_what_was_drawn_in_place_of_a_guess_keeps_nobody_waiting() -> None:
     """A server without room for all guesses tests some and draws the next token, which is the next
     guess by chance: it waits then, and the device goes on."""
     link = ScriptedLink(
-        [Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT]
-        + [Told({"token_ids": (6, 7), "answers": 1}), SILENT, SILENT, LAST]
+        [
+            *(Opened("s"), Told({"token_ids": (5,)}), SILENT, SILENT, SILENT),
+            *(Told({"token_ids": (6, 7), "answers": 1}), SILENT, SILENT, LAST),
+        ]
     )
     link.said()
     _, _, following = link.sent

@@ -23,6 +23,9 @@ from lexshard.actors.states.row_table import RowNames
 UNKNOWN = 0  # stands for a token that only the device knows
 FEWEST_TESTED = 64  # of the device's tokens, before any is called wrong too often
 TOLERATED = 1 / 16  # of them, that the host decides otherwise
+# Rows of some steps that the device may leave to the host, and for how many steps none is begun
+# from its tokens after it left more: what follows such a step has few rows.
+LEFT_OPEN, RESTED_STEPS = 1 / 4, 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,17 +78,33 @@ class BegunStep:
 
 @dataclass(slots=True)
 class DeviceDraws:
-    """How often the host has decided what the device had drawn."""
+    """How often the host has decided what the device had drawn, where that had drawn a token."""
 
     decided: int = 0
     wrong: int = 0
+    _rows: int = 0
+    _left: int = 0
+    _rests: int = 0
 
     def count(self, drawn: Mapping[Chunk, int]) -> None:
-        """A step is decided whose chunks the device had ``drawn`` these tokens for."""
-        for chunk, token_id in drawn.items():
+        """A step is decided whose chunks the device had ``drawn`` these tokens for, -1 for rows
+        that it left to the host."""
+        found = {chunk: token_id for chunk, token_id in drawn.items() if token_id >= 0}
+        for chunk, token_id in found.items():
             for said in chunk.sequence.token_ids[chunk.start + 1 :][:1]:
                 self.decided += 1
                 self.wrong += said != token_id
+        self._rows += len(drawn)
+        self._left += len(drawn) - len(found)
+        if self._rows >= FEWEST_TESTED:
+            if self._left > LEFT_OPEN * self._rows:
+                self._rests = RESTED_STEPS
+            self._rows = self._left = 0
+
+    def begins(self) -> bool:
+        """Whether the next step may begin from its tokens; asked once a step."""
+        self._rests = max(0, self._rests - 1)
+        return not self._rests and not self.fails
 
     @property
     def fails(self) -> bool:

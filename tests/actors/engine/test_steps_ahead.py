@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,6 +162,7 @@ def test_what_the_device_draws_changes_no_token(
 ) -> None:
     """Requests come while others are in the middle: what has begun gives them their place."""
     monkeypatch.setattr(ahead, "TOLERATED", 2.0)
+    monkeypatch.setattr(ahead, "LEFT_OPEN", 1.0)
     requests, expected = drawable
     engine = _ahead(_told(requests, expected), wrong, max_model_len=128)
     computed: list[bool] = []
@@ -189,6 +191,22 @@ def test_what_the_device_draws_changes_no_token(
         assert sum(computed) > len(computed) / 2
     assert engine.statistics().generated_tokens == sum(map(len, collected.values()))
     engine.close()
+
+
+def test_a_device_that_leaves_many_rows_is_asked_again_later() -> None:
+    """Tight bounds may come back with other requests; that it draws wrong ones is no passing
+    state."""
+    draws = ahead.DeviceDraws()
+    said = Mock(token_ids=[1, 7])
+    chunks = [Mock(sequence=said, start=0) for _ in range(ahead.FEWEST_TESTED)]
+    few: Any = {chunk: 7 if place > 10 else -1 for place, chunk in enumerate(chunks)}
+    draws.count(few)
+    assert (draws.begins(), draws.decided, draws.wrong) == (True, ahead.FEWEST_TESTED - 11, 0)
+    many: Any = {chunk: 7 if place > 20 else -1 for place, chunk in enumerate(chunks)}
+    draws.count(many)
+    begun = [draws.begins() for _ in range(ahead.RESTED_STEPS)]
+    assert begun == [False] * (ahead.RESTED_STEPS - 1) + [True]
+    assert draws.wrong == 0
 
 
 def test_rows_that_only_the_host_draws_are_decided_in_turn(prompt_ids: PromptIds) -> None:
