@@ -30,13 +30,15 @@ async def create_message(call: HttpCall) -> ASGIApp:
     """
     state = call.state
 
-    def read(body: Any) -> tuple[MessagesRequest, str, ChatBody]:
+    def read(body: Any) -> tuple[bool, str, ChatBody]:
+        """What changes nothing is left behind: a reply would hold it to its end."""
         check_depth(body)
         asked = read_at(MessagesRequest, body)
-        return asked, state.model_name(asked.model), message_body(asked, state.tokenizer.reads)
+        model, chat = state.model_name(asked.model), message_body(asked, state.tokenizer.reads)
+        return bool(asked.stream), model, chat
 
-    asked, model, chat = await call.read(read)
-    writer, stream = partial(MessagesWriter, model, call.record), bool(asked.stream)
+    stream, model, chat = await call.read(read)
+    writer = partial(MessagesWriter, model, call.record)
     try:
         return await chat_reply(call, chat.fields, writer, stream=stream)
     except ApiError as error:

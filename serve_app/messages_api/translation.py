@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from lexshard.serve_app.messages_api.protocol import (
@@ -55,8 +57,8 @@ class MessagesTurn(StrictModel):
 
 
 class Turns(ChatMessages):
-    """Those that turns of a conversation make up. The user's that follow each other are one, as
-    with Anthropic: many chat templates want turns to alternate."""
+    """Those that turns of a conversation make up. The user's that follow each other are one, and so
+    are the assistant's, as with Anthropic: many chat templates want turns to alternate."""
 
     def add(self, message: dict[str, Any], place: str) -> None:
         last: dict[str, Any] = self.messages[-1] if self.messages else {"role": ""}
@@ -66,27 +68,35 @@ class Turns(ChatMessages):
         last["content"] = _parts(last["content"])
         last["content"] += _parts(message["content"])
 
-    def read(self, message: Piece) -> None:
-        """Adds what a message says: results of tools are messages of their own.
+    def read(self, messages: Piece) -> None:
+        """Adds what messages say: results of tools are messages of their own.
 
         Raises:
             ApiError: 400 naming the place of what is wrong or is not implemented.
         """
-        turn, content = message.read(MessagesTurn), message.part("content")
-        if isinstance(turn.content, str):
-            self.add({"role": turn.role, "content": turn.content}, message.place)
-        elif turn.role == "assistant":
-            self.add(self._reply(content.entries("blocks")), message.place)
-        else:
-            texts = self._texts(turn.role, content)
-            if texts:
-                self.add({"role": turn.role, "content": texts}, message.place)
+        turns = ((each.read(MessagesTurn).role, each) for each in messages.entries())
+        for role, own in groupby(turns, itemgetter(0)):
+            pieces = (each for _, each in own)
+            if role == "assistant":
+                self._read_replies(pieces)
+            else:
+                for each in pieces:
+                    self._read_turn(role, each)
 
-    def _reply(self, blocks: Iterable[Piece]) -> dict[str, Any]:
+    def _read_turn(self, role: str, message: Piece) -> None:
+        content = message.part("content")
+        if isinstance(content.value, str):
+            self.add({"role": role, "content": content.value}, message.place)
+        elif texts := self._texts(role, content):
+            self.add({"role": role, "content": texts}, message.place)
+
+    def _read_replies(self, turns: Iterator[Piece]) -> None:
+        """Adds turns of the assistant as one, which is where the first of them is."""
+        first = next(turns)
         texts: list[str] = []
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
-        for block in blocks:
+        for block in chain.from_iterable(map(_blocks, chain([first], turns))):
             match block.kind(OF_REPLIES, "not implemented by this server"):
                 case "text":
                     texts.append(read_text(block))
@@ -102,7 +112,7 @@ class Turns(ChatMessages):
             message["tool_calls"] = calls
         if thought := "\n".join(filter(None, thoughts)):
             message["reasoning"] = thought
-        return message
+        self.add(message, first.place)
 
     def _texts(self, role: str, content: Piece) -> list[dict[str, str]]:
         """Those of blocks, before which there may be results of tools."""
@@ -135,6 +145,12 @@ def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def _blocks(message: Piece) -> Iterator[Piece]:
+    """Those that it says; a text is one."""
+    content = message.part("content")
+    return Piece(_parts(content.value), content.place).entries("blocks")
+
+
 def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
     """What decides the prompt of a chat completion; ``reads`` tells whether the chat template reads
     a variable.
@@ -146,8 +162,7 @@ def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
     if asked.system:
         text = "\n".join(read_texts(Piece(asked.system, "system")))
         turns.add({"role": "system", "content": text}, "system")
-    for message in Piece(asked.messages, "messages").entries():
-        turns.read(message)
+    turns.read(Piece(asked.messages, "messages"))
     if not turns.messages:
         raise bad_request("'messages' must not be empty", "messages")
     body: dict[str, Any] = {"messages": turns.messages}

@@ -107,13 +107,15 @@ def _block(part: ReplyPart, text: str, signature: str = SIGNATURE) -> dict[str, 
     return {**called, "input": _arguments(text)}
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, Any] | orjson.Fragment:
     """The arguments of a call; none where the budget ended in their JSON."""
     try:
         told = orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}
-    return told if isinstance(told, dict) else {}
+    # As the model wrote them, which is what a stream tells: orjson reads four times as many levels
+    # as it writes, and a whole reply that held them read would fail at its end.
+    return orjson.Fragment(text) if isinstance(told, dict) else {}
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, Any]:

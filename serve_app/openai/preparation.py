@@ -87,7 +87,9 @@ async def answer(call: HttpCall, fields: GenerationFields, wanted: Wanted) -> AS
         ApiError: as `begun`, and what the engine says of a response that is no stream.
     """
     generation, writer = await begun(call, fields, wanted)
-    return await respond(call, generation, writer, stream=bool(fields.stream))
+    stream = bool(fields.stream)
+    del fields, wanted  # the decoded body, which a reply that is no stream would hold to its end
+    return await respond(call, generation, writer, stream=stream)
 
 
 async def begun(

@@ -141,18 +141,26 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class IgnoredFields(StrictModel):
-    """Accepted because clients send them; they change nothing here."""
+def _forgotten(_: Any) -> None:
+    """Nothing reads it: decoded it may be many times as large as a body may be, and a reply takes
+    long."""
 
-    user: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    verbosity: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
+
+Ignored = Annotated[Any, BeforeValidator(_forgotten)]
+
+
+class IgnoredFields(StrictModel):
+    """Accepted because clients send them; they change nothing here, and are not held."""
+
+    user: Ignored = None
+    store: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    verbosity: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
 
 
 class GenerationFields(ConstraintFields, IgnoredFields):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -102,8 +103,12 @@ KINDS = (
 )
 
 
+@dataclass(slots=True)
 class Conversation(ChatMessages):
-    """Those that items make up."""
+    """Those that items make up. ``cut`` are the ids of calls in which the budget of a reply ended:
+    what there is of them is not told, nor what clients send as their results."""
+
+    cut: set[str] = field(default_factory=set)
 
     def read(self, items: list[Any], place: str) -> None:
         """Adds what ``items`` say; what one reply consisted of becomes one message.
@@ -126,7 +131,7 @@ class Conversation(ChatMessages):
                     self._open_reply(item.place, "content", "reasoning")["reasoning"] = thought
             case "function_call":
                 call = item.read(FunctionCallItem)
-                if call.status == "incomplete":  # its JSON ends with the budget of a reply
+                if self._is_cut(call):
                     return
                 if call.arguments.strip():  # none at all are an empty object
                     read_object(call.arguments, inside(item.place, "arguments"))
@@ -134,18 +139,22 @@ class Conversation(ChatMessages):
                 self._call(item, call.call_id, {"type": "function", "function": function})
             case "custom_tool_call":
                 custom = item.read(CustomCallItem)
+                if self._is_cut(custom):
+                    return
                 told = {"name": custom.name, "input": custom.input}
                 self._call(item, custom.call_id, {"type": "custom", "custom": told})
             case "item_reference":
                 item.kind((), "send the item itself, or 'previous_response_id'")
             case _:
                 output = item.read(CallOutputItem)
-                if output.call_id not in self.calls:
+                told_before = output.call_id in self.calls
+                if not told_before and output.call_id not in self.cut:
                     name = shortened(output.call_id)
                     raise item.part("call_id").wrong(f": there is no call '{name}' before it")
                 text = "".join(read_parts(item.part("output")))
-                message = {"role": "tool", "tool_call_id": output.call_id, "content": text}
-                self.add(message, item.place)
+                if told_before:
+                    message = {"role": "tool", "tool_call_id": output.call_id, "content": text}
+                    self.add(message, item.place)
 
     def _read_message(self, item: Piece) -> None:
         message, parts = item.read(MessageItem), read_parts(item.part("content"))
@@ -156,6 +165,12 @@ class Conversation(ChatMessages):
         else:
             texts = [{"type": "text", "text": part} for part in parts]
             self.add({"role": message.role, "content": texts}, item.place)
+
+    def _is_cut(self, call: FunctionCallItem | CustomCallItem) -> bool:
+        """Whether the budget of a reply ended in it; ``cut`` has its id then."""
+        if call.status == "incomplete":
+            self.cut.add(call.call_id)
+        return call.status == "incomplete"
 
     def _call(self, item: Piece, call_id: str, call: dict[str, Any]) -> None:
         message = self._open_reply(item.place)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -20,20 +22,50 @@ from lexshard.serve_app.openai.errors import (
     shortened,
 )
 from lexshard.serve_app.openai.prompts import BYTES_PER_MESSAGE, json_bytes
+from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.responses.items import kept_item
 from lexshard.serve_app.responses.protocol import ResponsesRequest
 from lexshard.serve_app.responses.store import PREVIOUS, StoredResponse
 from lexshard.serve_app.responses.translation import OWN_NAMES, chat_body, input_items
-from lexshard.serve_app.responses.writer import ResponsesWriter
+from lexshard.serve_app.responses.writer import ResponsesWriter, beginning
 from lexshard.serve_app.server_state import ServerState
 
 RESPONSE = "/v1/responses/{response_id}"
 MAX_LISTED, LISTED = 100, 20
 
 
+@dataclass(frozen=True, slots=True)
+class AskedResponse:
+    """What there is of a request until it is answered: a decoded body is many times as large as its
+    text. ``response`` is as it begins, ``items`` are those to keep, as JSON; None where it is not
+    to be kept."""
+
+    chat: ChatBody
+    response: dict[str, Any]
+    items: bytes | None
+    stream: bool
+
+
 async def create_response(call: HttpCall) -> ASGIApp:
+    """Raises:
+    ApiError: whatever is wrong with the request.
+    """
+    asked = await _asked(call)
+
+    async def keep(response: dict[str, Any]) -> None:
+        if asked.items is not None:
+            await call.state.responses.put(call.record.cache_salt, response, asked.items)
+
+    writer = partial(ResponsesWriter, asked.response, keep)
+    try:
+        return await chat_reply(call, asked.chat.fields, writer, stream=asked.stream)
+    except ApiError as error:
+        raise in_own_terms(error, OWN_NAMES, asked.chat.places) from error
+
+
+async def _asked(call: HttpCall) -> AskedResponse:
     """Raises:
     ApiError: whatever is wrong with the request.
     """
@@ -45,22 +77,15 @@ async def create_response(call: HttpCall) -> ASGIApp:
         return asked, state.model_name(asked.model), input_items(asked)
 
     asked, model, items = await call.read(read)
-    owner = call.record.cache_salt
     earlier = await _earlier(call, asked.previous_response_id)
 
-    async def keep(response: dict[str, Any]) -> None:
-        if asked.store is not False:
-            await state.responses.put(owner, response, map(kept_item, items))
+    def translated() -> AskedResponse:
+        chat = chat_body(asked, earlier, state.tokenizer.reads)
+        kept = None if asked.store is False else orjson.dumps([*map(kept_item, items)])
+        return AskedResponse(chat, beginning(asked, model), kept, bool(asked.stream))
 
-    work = partial(chat_body, asked, earlier, state.tokenizer.reads)
     size = (len(items) + len(earlier)) * BYTES_PER_MESSAGE
-    chat = await call.run(size + json_bytes([*earlier, *items], "input"), work)
-    writer = partial(ResponsesWriter, asked, model, keep)
-    stream = bool(asked.stream)
-    try:
-        return await chat_reply(call, chat.fields, writer, stream=stream)
-    except ApiError as error:
-        raise in_own_terms(error, OWN_NAMES, chat.places) from error
+    return await call.run(size + json_bytes([*earlier, *items], "input"), translated)
 
 
 async def _earlier(call: HttpCall, previous: str | None) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +44,10 @@ CREATE TABLE IF NOT EXISTS responses (
     PRIMARY KEY (owner, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_use ON responses (used);
-CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, bytes, used);
+CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, used, bytes);
 """
+# What of an owner goes first; `by_owner` has it in this order.
+OLDEST = "SELECT id, bytes FROM responses WHERE owner = ? ORDER BY used, bytes, id"
 # A response and those that it followed, the last one first.
 CHAIN = """
 WITH RECURSIVE chain (id, previous, bytes, depth) AS (
@@ -98,14 +101,12 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._opened: sqlite3.Connection | None = None
 
-    async def put(
-        self, owner: str, response: dict[str, Any], items: Iterable[dict[str, Any]]
-    ) -> None:
-        """Keeps a response and its ``items``, which are gone through in the thread; where that
-        cannot be, the log says so, and the client who refers to it is told that there is none."""
-        told, read = await self._in_thread(lambda: [*map(orjson.dumps, (response, [*items]))])
+    async def put(self, owner: str, response: dict[str, Any], items: bytes) -> None:
+        """Keeps a response and the ``items`` of its request, as JSON; where that cannot be, the log
+        says so, and the client who refers to it is told that there is none."""
+        told = await self._in_thread(orjson.dumps, response)
         try:
-            await self._run(self._put, owner, response["id"], response[PREVIOUS], told, read)
+            await self._run(self._put, owner, response["id"], response[PREVIOUS], told, items)
         except (sqlite3.Error, ConnectionError) as error:
             logger.warning("response %s is not kept: %s", response["id"], error)
 
@@ -207,16 +208,31 @@ class ResponseStore:
     def _forget(self, connection: sqlite3.Connection) -> None:
         oldest = self._clock() - self._limits.age_seconds
         connection.execute("DELETE FROM responses WHERE used < ?", (oldest,))
-        while True:
-            told = connection.execute("SELECT count(*), total(bytes) FROM responses").fetchone()
-            count, size = told
-            if count <= self._limits.responses and size <= self._limits.bytes:
-                return
-            connection.execute(
-                "DELETE FROM responses WHERE (owner, id) = (SELECT owner, id FROM responses "
-                "WHERE owner = (SELECT owner FROM responses GROUP BY owner "
-                "ORDER BY total(bytes) DESC LIMIT 1) ORDER BY used LIMIT 1)"
-            )
+        told = connection.execute("SELECT count(*), total(bytes) FROM responses").fetchone()
+        count, size = told
+        if count > self._limits.responses or size > self._limits.bytes:
+            gone = self._too_much(connection, count, size)
+            connection.executemany("DELETE FROM responses WHERE owner = ? AND id = ?", gone)
+
+    def _too_much(
+        self, connection: sqlite3.Connection, count: int, size: float
+    ) -> list[tuple[str, str]]:
+        """Owner and id of those that go, of ``count`` responses with ``size`` bytes. They are found
+        without looking through all of them for each: who waits for the lock waits for that."""
+        totals = connection.execute("SELECT total(bytes), owner FROM responses GROUP BY owner")
+        owners = [(-total, owner) for total, owner in totals]  # who has most is the least
+        heapify(owners)
+        oldest: dict[str, sqlite3.Cursor] = {}
+        gone: list[tuple[str, str]] = []
+        while count > self._limits.responses or size > self._limits.bytes:
+            total, owner = owners[0]
+            if owner not in oldest:
+                oldest[owner] = connection.execute(OLDEST, (owner,))
+            name, own = next(oldest[owner])
+            gone.append((owner, name))
+            heapreplace(owners, (total + own, owner))
+            count, size = count - 1, size - own
+        return gone
 
     def _links(self, owner: str, response_id: str, most: int) -> list[tuple[str, str | None, int]]:
         """Id, predecessor and bytes of a response and of ``most`` that it followed, the last one

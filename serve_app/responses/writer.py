@@ -24,15 +24,15 @@ def new_id(prefix: str) -> str:
 
 
 class ResponsesWriter(PartsWriter):
-    """Writes one response, and has it kept by ``keep`` before the client hears of its end, so that
-    it may refer to it then."""
+    """Writes one ``response``, which is as it begins, and has it kept by ``keep`` before the client
+    hears of its end, so that it may refer to it then."""
 
-    def __init__(self, asked: ResponsesRequest, model: str, keep: Keep, chat: ChatWriter) -> None:
+    def __init__(self, response: dict[str, Any], keep: Keep, chat: ChatWriter) -> None:
         super().__init__(chat)
         self._ids: list[str] = []  # of the items, by their numbers
         self._events = 0
         self._keep = keep
-        self._response = _beginning(asked, model) | self.notes
+        self._response = response | self.notes
 
     def begun(self) -> list[Event]:
         return [
@@ -126,10 +126,10 @@ class ResponsesWriter(PartsWriter):
         if part.kind == "call":
             called = {"call_id": part.call_id, "name": part.name}
             text = "" if begins else part.text
+            kind, field = "function_call", "arguments"
             if part.custom:
-                return {**item, "type": "custom_tool_call", **called, "input": text}
-            called |= {"arguments": text}
-            return {**item, "status": status, "type": "function_call", **called}
+                kind, field = "custom_tool_call", "input"
+            return {**item, "status": status, "type": kind, **called, field: text}
         content = [] if begins else [_content(part, part.text, part.logprobs)]
         if part.kind == "text":
             item |= {"status": status, "type": "message", "role": "assistant"}
@@ -165,7 +165,7 @@ def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _beginning(asked: ResponsesRequest, model: str) -> dict[str, Any]:
+def beginning(asked: ResponsesRequest, model: str) -> dict[str, Any]:
     """A response before anything is said: much of it repeats what was asked for."""
     text, reasoning = asked.text, asked.reasoning
     form = {"type": "text"} if text is None or text.format is None else text.format

@@ -136,6 +136,23 @@ def test_why_a_message_ended(
     assert (told.stop_reason, told.stop_sequence) == (reason, sequence)
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a":' * 300 + "1" + "}" * 300, '{"a": 12345678901234567890123}']
+)
+def test_arguments_are_told_whole_as_in_a_stream(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deep or large they are: a reply that was whole failed at its end."""
+    with serving(
+        scripted(opening(), called(0, "add", arguments), ended("stop")), "messages_api", monkeypatch
+    ) as url:
+        whole = httpx.post(f"{url}/v1/messages", json=ASKED)
+        events = raw_events(url)
+    assert whole.status_code == 200
+    streamed = [event["delta"].get("partial_json", "") for event in events if "delta" in event]
+    assert whole.json()["content"][0]["input"] == json.loads("".join(streamed))
+
+
 def test_a_failure_is_raised_by_the_client_whenever_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -89,6 +89,23 @@ def test_turns_of_the_user_that_follow_each_other_are_one() -> None:
     assert last == {"role": "user", "content": texts[1:]}
 
 
+def test_turns_of_the_assistant_that_follow_each_other_are_one() -> None:
+    """Agents keep each block as a message."""
+    thinking = {"type": "thinking", "thinking": "Hm"}
+    said = {"role": "assistant", "content": "I "}
+    second = USE | {"id": "c2"}
+    results = user(RESULT, RESULT | {"tool_use_id": "c2"})
+    turns = [assistant(thinking), said, assistant(TEXT), assistant(USE), assistant(second)]
+    begun = [{"role": "assistant", "content": "Ye"}, assistant({"type": "text", "text": "s"})]
+    body = translated(HELLO, *turns, results, *begun)
+    _, reply, *told, last = body["messages"]
+    assert (reply["content"], reply["reasoning"]) == ("I x", "Hm")
+    assert [call["id"] for call in reply["tool_calls"]] == ["c1", "c2"]
+    assert [each["role"] for each in told] == ["tool", "tool"]
+    assert last == {"role": "assistant", "content": "Yes"}
+    assert body["continue_final_message"] is True
+
+
 def test_a_result_without_content_is_empty() -> None:
     empty = {"type": "tool_result", "tool_use_id": "c1", "is_error": True}
     told = translated(HELLO, assistant(USE), user(empty))["messages"]
@@ -206,6 +223,12 @@ def test_other_fields() -> None:
         ({"messages": [user(RESULT)]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [HELLO, assistant(USE), user(TEXT, RESULT)]}, "messages[2].content[1]"),
         ({"messages": [HELLO, assistant(USE)]}, "messages[1]"),
+        ({"messages": [HELLO, assistant(USE), assistant(TEXT)]}, "messages[1]"),
+        ({"messages": [HELLO, assistant(TEXT), assistant(IMAGE)]}, "messages[2].content[0].type"),
+        (
+            {"messages": [assistant(IMAGE), {"role": "x", "content": ""}]},
+            "messages[0].content[0].type",
+        ),
         ({"messages": [HELLO, assistant(USE | {"input": 5})]}, "messages[1].content[0].input"),
         ({"messages": [assistant({"type": "server_tool_use"})]}, "messages[0].content[0].type"),
         (

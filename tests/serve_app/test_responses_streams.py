@@ -15,7 +15,7 @@ from lexshard.actors.messages import TokenLogprobs
 from lexshard.serve_app.openai.errors import internal_error
 from lexshard.serve_app.over_chat.reading import read_at
 from lexshard.serve_app.responses.protocol import ResponsesRequest
-from lexshard.serve_app.responses.writer import ResponsesWriter
+from lexshard.serve_app.responses.writer import ResponsesWriter, beginning
 from tests.support.scripted_chat import (
     USAGE,
     ScriptedChat,
@@ -168,6 +168,17 @@ def test_the_budget_ends_a_response_that_is_incomplete(monkeypatch: pytest.Monke
     assert last["response"]["completed_at"] is None
 
 
+def test_a_custom_call_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    for reason, status in (("stop", "completed"), ("length", "incomplete")):
+        chat = scripted(opening(), called(0, "run", "say", custom=True), ended(reason))
+        with serving(chat, "responses", monkeypatch) as url:
+            events = raw_events(url)
+            told: Any = client(url).responses.create(input="Hi", tools=TOOLS)
+        items = [event["item"] for event in events if "item" in event]
+        assert [item["status"] for item in items] == ["in_progress", status]
+        assert told.output[0].status == events[-1]["response"]["output"][0]["status"] == status
+
+
 def test_log_probabilities_are_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     chat = scripted(opening(), said("a", TokenLogprobs(97, -0.5, 1, ())), ended("stop"))
@@ -208,7 +219,7 @@ def test_a_failure_before_the_beginning_is_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_a_reply_that_says_nothing_has_no_items() -> None:
     asked: Any = read_at(ResponsesRequest, {"input": "Hi"})
-    writer = ResponsesWriter(asked, "m", asked, chat_writer())  # nothing is kept
+    writer = ResponsesWriter(beginning(asked, "m"), asked, chat_writer())  # nothing is kept
     told = writer.whole([opening(), ended("stop")], USAGE)
     assert b'"status":"completed"' in told
     assert b'"output":[]' in told

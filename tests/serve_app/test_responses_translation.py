@@ -119,9 +119,17 @@ def test_what_one_reply_consisted_of_is_one_message() -> None:
     ]
 
 
-def test_a_call_that_the_budget_cut_is_forgotten() -> None:
-    cut = CALL | {"status": "incomplete", "arguments": '{"a'}
-    assert messages({"role": "user", "content": "Hi"}, cut) == [{"role": "user", "content": "Hi"}]
+@pytest.mark.parametrize("call", [CALL | {"arguments": '{"a'}, CUSTOM])
+def test_a_call_that_the_budget_cut_is_forgotten_and_so_is_its_result(call: dict[str, Any]) -> None:
+    """Agent frameworks send a result for every call of a response. A later call may have its id."""
+    cut = call | {"status": "incomplete"}
+    result = {"type": call["type"] + "_output", "call_id": call["call_id"], "output": "no JSON"}
+    hello = {"role": "user", "content": "Hi"}
+    assert messages(hello, cut) == [hello]
+    assert messages(hello, cut, result) == [hello]
+    whole = {**CALL, "call_id": call["call_id"]}
+    *_, told = messages(hello, cut, result, whole, result)
+    assert told == {"role": "tool", "tool_call_id": call["call_id"], "content": "no JSON"}
 
 
 def test_tools_and_the_choice_of_one() -> None:
