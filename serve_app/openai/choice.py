@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from itertools import chain
+from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ from lexshard.serve_app.admission import waiting_cost
 from lexshard.serve_app.receipts.issuing import OpenReceipt
 from lexshard.serve_app.tools.calls import CallPiece
 from lexshard.serve_app.tools.reply_parser import ReplyParser
-from lexshard.serve_app.tools.reply_reader import ReplyReader, Run
+from lexshard.serve_app.tools.reply_reader import ReplyReader, Run, SpokenSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class OutputOptions:
 
 class Delta(msgspec.Struct, frozen=True, eq=False):
     """What one event adds to a choice. ``offsets`` are where in the choice's text its tokens
-    begin, in characters; they and ``logprobs`` stand side by side, after those of an echoed prompt.
+    begin, in characters; ``logprobs`` stand beside them, after those of an echoed prompt.
     ``certificates`` and ``origins`` stand beside ``token_ids``; empty unless asked for.
     ``reasoning`` and ``calls`` are what is no part of ``text``, of a reply that is parsed;
     ``parts`` are text and pieces of calls in their order, and ``said`` tells which tokens, these
@@ -85,8 +84,8 @@ class Delta(msgspec.Struct, frozen=True, eq=False):
 class Choice:
     """The state of one choice. ``finish_reason`` is None while it runs, ``error`` says why it is
     ``error``. ``parser`` tells reasoning and calls of tools from its text, if anything does;
-    ``called``: there were some, and no stop string cut the last of them. ``receipt`` is written as
-    it goes on, where the client wants one."""
+    ``called``: there were some, and no stop string or token cut the last of them. ``receipt`` is
+    written as it goes on, where the client wants one."""
 
     index: int
     request: Request
@@ -122,7 +121,7 @@ class Choice:
         scored = self.request.parameters.prompt_logprobs is not None
         return waiting_cost(len(self.request.prompt_ids), self.request.choice, scored)
 
-    def take(self, event: SequenceEvent, token_bytes: TokenBytes) -> Delta:
+    def take(self, event: SequenceEvent) -> Delta:
         """What ``event`` adds. A stop string ends the choice, whatever the engine thinks."""
         first, self._started = not self._started, True
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
@@ -150,14 +149,13 @@ class Choice:
         last = reason is not None
         self._reader.read(self._detokenizer.finish() if last else self._detokenizer.take(), last)
         spoken, said = self._reader.taken()
-        text, calls = spoken.content, spoken.calls
+        text, calls, parts = spoken.content, spoken.calls, spoken.parts
         self.called = self.called or bool(calls)
-        if isinstance(stop_reason, str) and self.parser is not None and self.parser.amid_call:
+        if stop_reason is not None and self.parser is not None and self.parser.amid_call:
             self.called = False
         if first and self.options.echo:
-            text = self.echo_text + text
+            text, parts = self.echo_text + text, (self.echo_text, *parts)
             if self.options.logprobs is not None:
-                offsets = [*self._prompt_offsets(token_bytes), *offsets]
                 logprobs = [*(self.prompt_logprobs or ()), *logprobs]
         self.finish_reason = reason
         self.stop_reason = stop_reason
@@ -174,7 +172,7 @@ class Choice:
             reason,
             spoken.reasoning if self.options.reasoning else "",
             calls,
-            spoken.parts,
+            parts,
             said,
         )
 
@@ -204,29 +202,35 @@ class Choice:
                     self._reader.read(detokenizer.take())
         return len(token_ids), None
 
-    def _prompt_offsets(self, token_bytes: TokenBytes) -> list[int]:
-        """Where the prompt's tokens begin in the echoed text."""
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        offsets: list[int] = []
-        length, most = 0, len(self.echo_text)
-        for token_id in self.request.prompt_ids:  # a hundred thousand may be
-            offsets.append(min(length, most))
-            length += len(decode(token_bytes[token_id]))
-        return offsets
 
+class WholeChoice:
+    """Adds up all that one choice says, as if one event had brought it. ``tokens``: what belongs to
+    single tokens, too."""
 
-def joined(deltas: Sequence[Delta]) -> Delta:
-    """All that one choice said, as if one event had brought it."""
-    choice = deltas[0].choice
-    several = ("token_ids", "logprobs", "offsets", "certificates", "origins", "calls")
-    return Delta(
-        choice=choice,
-        text="".join(delta.text for delta in deltas),
-        first=True,
-        finish_reason=choice.finish_reason,
-        reasoning="".join(delta.reasoning for delta in deltas),
-        **{
-            name: list(chain.from_iterable(getattr(delta, name) for delta in deltas))
-            for name in several
-        },
-    )
+    def __init__(self, tokens: bool) -> None:
+        several = ("token_ids", "logprobs", "offsets", "certificates", "origins")
+        self._lists: dict[str, list[Any]] = {name: [] for name in several if tokens}
+        self._none: dict[str, Any] = dict.fromkeys(several, ())
+        self._spoken = SpokenSum()
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._last = delta
+        self._spoken.add(delta.reasoning, delta.parts)
+        for name, values in self._lists.items():
+            values += getattr(delta, name)
+
+    def delta(self) -> Delta:
+        """All of it; there must be some."""
+        last, spoken = self._last, self._spoken.spoken()
+        assert last is not None
+        return Delta(
+            choice=last.choice,
+            text=spoken.content,
+            first=True,
+            finish_reason=last.finish_reason,
+            reasoning=spoken.reasoning,
+            calls=spoken.calls,
+            parts=spoken.parts,
+            **{**self._none, **self._lists},
+        )

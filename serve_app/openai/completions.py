@@ -90,8 +90,11 @@ class CompletionWriter(ResponseWriter):
         if options.logprobs is not None:
             top = options.logprobs
             entries = [entry and _with_top(entry, top) for entry in delta.logprobs]
-            first_id = choice.request.prompt_ids[0]
-            logprobs = self.formatter.completion(entries, delta.offsets, first_id)
+            offsets, prompt_ids = delta.offsets, choice.request.prompt_ids
+            if options.echo and delta.first:
+                own = self.formatter.prompt_offsets(prompt_ids, choice.echo_text)
+                offsets = [*own, *offsets]
+            logprobs = self.formatter.completion(entries, offsets, prompt_ids[0])
         result = {
             "index": choice.index,
             "text": delta.text,

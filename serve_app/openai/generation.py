@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from lexshard.actors.messages import SequenceEvent
-from lexshard.actors.text.token_bytes import TokenBytes
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.engine_client import EngineClient, EventStream
 from lexshard.serve_app.openai.choice import Choice, Delta
@@ -29,7 +28,6 @@ class Generation:
         self,
         client: EngineClient,
         choices: Sequence[Choice],
-        token_bytes: TokenBytes,
         ticket: Ticket,
         record: RequestRecord,
     ) -> None:
@@ -37,7 +35,6 @@ class Generation:
         self.running = len(choices)
         self.prompt_tokens = sum(len(choice.request.prompt_ids) for choice in self._first_choices)
         self._client = client
-        self._token_bytes = token_bytes
         self._ticket = ticket
         self._record = record
         self._stream: EventStream | None = None
@@ -68,7 +65,7 @@ class Generation:
                     raise failure_of(event, self._record.request_id)
                 if event.timing is not None:
                     self._record.note_timing(event.timing)
-                delta = choice.take(event, self._token_bytes)
+                delta = choice.take(event)
                 deltas.append(delta)
                 if delta.first:
                     self._note_first_token(choice.waiting_tokens)

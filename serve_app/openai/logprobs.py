@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from lexshard.actors.messages import TokenLogprobs
 from lexshard.actors.text.token_bytes import TokenBytes, token_text
 
 LOWEST_LOGPROB = -9999.0
+# How far ahead of its place a token of a prompt is looked for, behind some that are not there.
+MOST_SKIPPED = 4096
 
 
 def clamp(logprob: float) -> float:
@@ -81,6 +84,27 @@ class LogprobsFormatter:
             "tokens": tokens,
             "top_logprobs": top_logprobs,
         }
+
+    def prompt_offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Where in the ``text`` of a prompt its tokens begin, in characters. Some may not be in it:
+        one that every prompt begins with, special ones where the text is made of ids, those of
+        other characters that the tokenizer takes for it, and the space before the first word."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        offsets: list[int] = []
+        end = missing = 0
+        for token_id in token_ids:  # a hundred thousand may be
+            piece = decode(self._token_bytes[token_id])
+            if not text.startswith(piece, end) and text.startswith(piece.removeprefix(" "), end):
+                piece = piece.removeprefix(" ")
+            begin = text.find(piece, end, end + len(piece) + missing)
+            if begin < 0:
+                offsets.append(end)
+                missing = min(missing + 2 * len(piece), MOST_SKIPPED)
+            else:
+                offsets.append(begin)
+                end = begin + len(piece)
+                missing = 0 if piece else missing
+        return offsets
 
     def chat(self, entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """The chat shape."""

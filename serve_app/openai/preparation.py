@@ -236,7 +236,7 @@ class Preparation:
             stream_options=fields.stream_options,
             notes=() if constraint is None else constraint.notes,
         )
-        return Generation(state.client, choices, visible, ticket, record), writer
+        return Generation(state.client, choices, ticket, record), writer
 
     def _output_options(self) -> OutputOptions:
         fields, wanted = self._fields, self._wanted

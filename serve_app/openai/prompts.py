@@ -217,15 +217,16 @@ class TextReader:
         return await self._run(told.size + others, encode)
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of each word, at the beginning of a text and after a space."""
+        """The token sequences of each word, at the beginning of a text and after a space, as vLLM
+        has it; of white space as it is."""
         if not words:
             return ()
 
         def encode() -> tuple[tuple[int, ...], ...]:
             sequences = {
-                tuple(self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))
+                tuple(self.tokenizer.encode(text, add_special_tokens=False))
                 for word in words
-                for prefix in ("", " ")
+                for text in _spellings(word)
             }
             return tuple(sorted(sequences - {()}))
 
@@ -233,6 +234,14 @@ class TextReader:
 
     async def _run(self, size: int, work: Callable[[], Returned]) -> Returned:
         return await self.tokenizer.workers.run(size, work, self.receive)
+
+
+def _spellings(word: str) -> tuple[str, ...]:
+    """How a bad word may stand in a text."""
+    if not word.strip():
+        return (word,)
+    bare = word.removeprefix(" ")
+    return bare, f" {bare}"
 
 
 def _message_bytes(message: dict[str, Any]) -> int:

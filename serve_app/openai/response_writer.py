@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from lexshard.actors.messages import TokenOrigin
-from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions, joined
+from lexshard.serve_app.openai.choice import Choice, Delta, OutputOptions, WholeChoice
 from lexshard.serve_app.openai.errors import ApiError, bad_request
 from lexshard.serve_app.openai.logprobs import LogprobsFormatter
 from lexshard.serve_app.openai.protocol import StreamOptions
@@ -58,8 +58,13 @@ class ReplyWriter(ABC):
         """The last events of a stream that came to its end."""
 
     @abstractmethod
-    def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
-        """The whole response, from all deltas in their order."""
+    def take(self, deltas: Sequence[Delta]) -> None:
+        """What a response says that is told whole, as it comes: no delta is kept, which is a
+        hundred times its text."""
+
+    @abstractmethod
+    def whole(self, usage: dict[str, Any]) -> bytes:
+        """The whole response, of all that was taken."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> bytes:
@@ -99,6 +104,7 @@ class ResponseWriter(ReplyWriter):
         self.seed = seed
         self.notes = list(notes)
         self._header = header
+        self._choices: dict[int, WholeChoice] = {}  # of a response that is told whole
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice
         self._scores: dict[int, orjson.Fragment] = {}  # by the identity of a prompt
         self._include_usage = bool(stream_options and stream_options.include_usage)
@@ -113,12 +119,16 @@ class ResponseWriter(ReplyWriter):
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
         """What a stream says of one delta; nothing where there is no news in it."""
 
-    def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
-        said: dict[int, list[Delta]] = {}
+    def take(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
-            said.setdefault(delta.choice.index, []).append(delta)
-        whole = [joined(own) for _, own in sorted(said.items())]
-        content = {**self._header, **self.body(whole), "usage": usage}
+            index = delta.choice.index
+            if index not in self._choices:
+                self._choices[index] = WholeChoice(self.options.tells_tokens)
+            self._choices[index].add(delta)
+
+    def whole(self, usage: dict[str, Any]) -> bytes:
+        choices = [choice.delta() for _, choice in sorted(self._choices.items())]
+        content = {**self._header, **self.body(choices), "usage": usage}
         if self.seed is not None:
             content["seed"] = self.seed
         if self.notes:

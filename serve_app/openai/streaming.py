@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lexshard.serve_app.http_call import HttpCall
-from lexshard.serve_app.openai.choice import Delta
 from lexshard.serve_app.openai.errors import ApiError, internal_error
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.response_writer import ReplyWriter
@@ -51,14 +50,13 @@ async def respond(
 
 
 async def _whole(generation: Generation, writer: ReplyWriter) -> bytes:
-    deltas: list[Delta] = []
-    async for batch in generation.batches():
-        deltas += batch
+    async for deltas in generation.batches():
+        writer.take(deltas)
     if writer.options.tells_much:
         # Other streams go on meanwhile: a million log-probabilities take a second.
-        content = await asyncio.to_thread(writer.whole, deltas, generation.usage())
+        content = await asyncio.to_thread(writer.whole, generation.usage())
     else:
-        content = writer.whole(deltas, generation.usage())
+        content = writer.whole(generation.usage())
     await writer.settle()
     return content
 

@@ -93,9 +93,11 @@ class PartsWriter(ReplyWriter):
     def end(self, usage: dict[str, Any]) -> bytes:
         return _written(self._end(usage))
 
-    def whole(self, deltas: Sequence[Delta], usage: dict[str, Any]) -> bytes:
+    def take(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             self._take(delta)
+
+    def whole(self, usage: dict[str, Any]) -> bytes:
         self._end(usage)
         return orjson.dumps(self.reply())
 

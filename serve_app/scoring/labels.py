@@ -134,7 +134,7 @@ def _generation(
     )
     options = OutputOptions(logprobs=0)
     choices = [Choice(i, request, "", options, visible) for i, request in enumerate(requests)]
-    return Generation(state.client, choices, visible, ticket, record)
+    return Generation(state.client, choices, ticket, record)
 
 
 async def _probabilities(generation: Generation, label: int) -> list[float]:

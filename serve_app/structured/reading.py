@@ -168,13 +168,7 @@ def _object(value: Schema | str, field: str) -> Schema:
     """Raises:
     ApiError: 400 for a text that is no JSON object.
     """
-    if isinstance(value, str):
-        value = read_object(value, field)
-        try:
-            orjson.dumps(value)
-        except orjson.JSONEncodeError as error:
-            raise bad_request(f"'{field}' is nested too deeply", field) from error
-    return value
+    return read_object(value, field) if isinstance(value, str) else value
 
 
 def _regex(regex: str, field: str) -> Constraint:

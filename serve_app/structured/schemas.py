@@ -13,6 +13,9 @@ from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.structured.constraint import check_size, left_to_model, not_held
 
 OPTIONS = "x-guidance"  # where llguidance reads options, at the top of a schema
+# What a schema stands in, at most, where a whole reply is one grammar:
+# {"grammars": [{"json_schema": {"properties": {"arguments": ...}}}]}
+_LEVELS_AROUND = 5
 # Between two values, and not after the last: a model that likes spaces never came to its end.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
 _MAPS = ("properties", "patternProperties")
@@ -43,7 +46,7 @@ def json_grammar(
     """
     if OPTIONS in schema:
         raise bad_request(f"'{field}': '{OPTIONS}' is set by this server", field)
-    data = orjson.dumps(schema)
+    data = schema_bytes(schema, field)
     check_size(len(data), field)
     schema = orjson.loads(data)
     for _, part in parts(schema):
@@ -57,6 +60,21 @@ def json_grammar(
     else:
         options["whitespace_pattern"] = style.whitespace
     return {**schema, OPTIONS: options}
+
+
+def schema_bytes(schema: dict[str, Any], field: str) -> bytes:
+    """A schema as JSON.
+
+    Raises:
+        ApiError: 400 naming ``field`` for one that no grammar could be written around.
+    """
+    nested: Any = schema
+    for _ in range(_LEVELS_AROUND):
+        nested = [nested]
+    try:
+        return orjson.dumps(nested)[_LEVELS_AROUND:-_LEVELS_AROUND]
+    except orjson.JSONEncodeError as error:  # it came as JSON
+        raise bad_request(f"'{field}' is nested too deeply", field) from error
 
 
 def _looks_around(part: dict[str, Any]) -> bool:

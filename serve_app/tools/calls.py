@@ -76,8 +76,7 @@ class CallReader:
         elif next_character == "{":
             yield from self._object()
             while family.bare and (yield from buffer.take(";", after_space=True)):
-                yield from buffer.skip()
-                yield from self._object()
+                yield from self._next_object()
         elif family.body == "named":
             yield from self._named()
         elif family.body == "xml":
@@ -127,13 +126,18 @@ class CallReader:
     def _list(self) -> Reading[None]:
         buffer = self._buffer
         yield from buffer.expect("[")
-        while True:
-            yield from buffer.skip()
-            yield from self._object()
-            if not (yield from buffer.take(",", after_space=True)):
-                break
+        yield from buffer.skip()
+        yield from self._object()
+        while (yield from buffer.take(",", after_space=True)):
+            yield from self._next_object()
         yield from buffer.skip()
         yield from buffer.expect("]")
+
+    def _next_object(self) -> Reading[None]:
+        """One that follows another; where it is no call, all of it is text."""
+        yield from self._buffer.skip()
+        self._buffer.pinned = self._buffer.position
+        yield from self._object()
 
     def _object(self) -> Reading[None]:
         """``{"name": "f", "arguments": {...}}``, in any order, with anything else in it after."""
@@ -212,8 +216,7 @@ class CallReader:
         while not (yield from buffer.take("</function>", after_space=True)):
             if not (yield from buffer.take("<parameter=", after_space=True)):
                 raise MalformedCallError
-            key = yield from buffer.matched(_UNTIL_BRACKET)
-            yield from buffer.expect(">")
+            key = yield from self._xml_key(tool)
             yield from buffer.take("\n")
             if not tool.custom:
                 self._argument(f"{opening}{_json(key)}: ")
@@ -222,6 +225,17 @@ class CallReader:
         if not tool.custom:
             self._argument("{}" if opening == "{" else "}")
         self._end()
+
+    def _xml_key(self, tool: OfferedTool) -> Reading[str]:
+        """Reads the bracket behind it, too. Names on offer may have some of their own."""
+        properties = tool.parameters.get("properties")
+        for key in properties if isinstance(properties, dict) else ():
+            plain = _UNTIL_BRACKET.fullmatch(key)
+            if not plain and (yield from self._buffer.take(f"{key}>")):
+                return key
+        key = yield from self._buffer.matched(_UNTIL_BRACKET)
+        yield from self._buffer.expect(">")
+        return key
 
     def _xml_value(self, tool: OfferedTool, key: str) -> Reading[None]:
         """A text is told as it comes, any other value when all of it is there."""

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import orjson
 
-from lexshard.serve_app.structured.schemas import OPTIONS, JsonStyle, json_grammar, parts
+from lexshard.serve_app.structured.schemas import (
+    OPTIONS,
+    JsonStyle,
+    json_grammar,
+    parts,
+    schema_bytes,
+)
 from lexshard.serve_app.tools.calls import INPUT_CLOSING, INPUT_OPENING, is_text
 from lexshard.serve_app.tools.families import ReplyFormat, ToolFamily
 from lexshard.serve_app.tools.offer import INPUT, Offer, OfferedTool
@@ -226,7 +232,8 @@ class _ReplyGrammar:
     def _schema(self, tool: OfferedTool) -> dict[str, Any]:
         if self._loose and not tool.strict:
             return {"type": "object"}
-        schema: dict[str, Any] = orjson.loads(orjson.dumps(tool.parameters))
+        data = schema_bytes(tool.parameters, f"{tool.place}.parameters")
+        schema: dict[str, Any] = orjson.loads(data)
         for _, part in list(parts(schema)):
             for name in _ANNOTATIONS:
                 part.pop(name, None)

@@ -159,14 +159,16 @@ class ReplyParser:
         yield from self._read_calls(calls, marked)
 
     def _read_calls(self, calls: CallReader, marked: int = 0) -> Reading[None]:
-        """Where there is none, so many characters from the pin on are content."""
-        buffer = self._buffer
+        """Where there is none, so many characters from the pin on are content. What is pinned once
+        calls were told is of another that is none, behind the mark."""
+        buffer, told = self._buffer, calls.told
         try:
             yield from calls.calls()
         except MalformedCallError:
             if buffer.pinned is not None:
                 buffer.position = buffer.pinned
-                self._say(buffer.pinned + marked)
+                if calls.told == told:
+                    self._say(buffer.pinned + marked)
             calls.give_up()
         buffer.pinned = None
 

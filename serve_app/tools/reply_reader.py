@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable
+from io import StringIO
 from typing import Literal
 
 from msgspec.structs import replace
@@ -13,6 +14,29 @@ from lexshard.serve_app.tools.reply_parser import ReplyParser, Spoken
 PartKind = Literal["reasoning", "text", "call"]
 # So many of a reply's next tokens are of such a part.
 Run = tuple[PartKind, int]
+
+
+class SpokenSum:
+    """Adds up what is spoken, in little more memory than its characters take: what follows in the
+    same text, or in the same call, is no part of its own."""
+
+    def __init__(self) -> None:
+        self._reasoning = StringIO()
+        self._parts: list[tuple[CallPiece | None, StringIO]] = []
+
+    def add(self, reasoning: str, parts: Iterable[str | CallPiece]) -> None:
+        self._reasoning.write(reasoning)
+        for part in parts:
+            call = None if isinstance(part, str) else part
+            goes_on = self._parts and (self._parts[-1][0] is None) == (call is None)
+            if not goes_on or (call is not None and call.name is not None):
+                self._parts.append((call, StringIO()))
+            self._parts[-1][1].write(part if isinstance(part, str) else part.text)
+
+    def spoken(self) -> Spoken:
+        texts = ((call, text.getvalue()) for call, text in self._parts)
+        parts = [text if call is None else replace(call, text=text) for call, text in texts]
+        return Spoken(self._reasoning.getvalue(), parts)
 
 
 class ReplyReader:
@@ -60,16 +84,10 @@ class ReplyReader:
         runs, self._runs = self._runs, []
         if len(spoken) == 1:
             return spoken[0], runs
-        parts: list[str | CallPiece] = []
-        for part in chain.from_iterable(each.parts for each in spoken):
-            last = parts[-1] if parts else None
-            if isinstance(part, str) and isinstance(last, str):
-                parts[-1] = last + part
-            elif isinstance(part, str) or part.name is not None or not isinstance(last, CallPiece):
-                parts.append(part)
-            else:
-                parts[-1] = replace(last, text=last.text + part.text)
-        return Spoken("".join(each.reasoning for each in spoken), parts), runs
+        together = SpokenSum()
+        for each in spoken:
+            together.add(each.reasoning, each.parts)
+        return together.spoken(), runs
 
     def _say_text(self, length: int) -> None:
         """Where it follows something else, there are tokens of marks before its own."""

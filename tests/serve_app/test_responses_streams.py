@@ -220,6 +220,7 @@ def test_a_failure_before_the_beginning_is_an_error(monkeypatch: pytest.MonkeyPa
 def test_a_reply_that_says_nothing_has_no_items() -> None:
     asked: Any = read_at(ResponsesRequest, {"input": "Hi"})
     writer = ResponsesWriter(beginning(asked, "m"), asked, chat_writer())  # nothing is kept
-    told = writer.whole([opening(), ended("stop")], USAGE)
+    writer.take([opening(), ended("stop")])
+    told = writer.whole(USAGE)
     assert b'"status":"completed"' in told
     assert b'"output":[]' in told

@@ -115,6 +115,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": "{"}, "guided_json", "is no JSON"),
     ({"guided_json": '{"a":' * 600}, "guided_json", "is no JSON"),
     ({"guided_json": '{"a":' * 300 + "1" + "}" * 300}, "guided_json", "nested too deeply"),
+    # As deep as JSON is written, and a grammar stands around it.
+    *(
+        ({"guided_json": '{"a":' * depth + "1" + "}" * depth}, "guided_json", "nested too deeply")
+        for depth in range(248, 256)
+    ),
     ({"guided_regex": "["}, "guided_regex", "unclosed"),
     ({"guided_regex": "a" * 270_000}, "guided_regex", "bytes, more than 262144"),
     ({"guided_grammar": "a: b"}, "guided_grammar", "neither Lark"),

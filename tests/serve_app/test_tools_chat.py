@@ -165,6 +165,18 @@ def test_stop_strings_end_texts_and_arguments() -> None:
     assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", "</tool_call>")
 
 
+def test_a_stop_token_amid_a_call_is_no_call_to_run() -> None:
+    begun = [*CALL[: CALL.index("co")].encode()]
+    cut = MockEngine(script=lambda _: Script([begun, (10,)], stop_reason=10))
+    whole = MockEngine(script=lambda _: Script([[*CALL.encode()], (10,)], stop_reason=10))
+    for engine, reason in ((cut, "stop"), (whole, "tool_calls")):
+        [choice] = chat(engine, stop_token_ids=[10])["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert (choice["finish_reason"], choice["stop_reason"]) == (reason, 10)
+        message = added_up(chunks(engine, stop_token_ids=[10]))
+        assert message["finish_reason"] == reason
+
+
 def test_a_mark_that_the_end_has_cut_is_no_text() -> None:
     for cut in range(1, len("\n</tool_call>")):
         [choice] = chat(saying(CALL[:-cut], SPELLED))["choices"]

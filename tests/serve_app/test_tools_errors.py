@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lexshard.serve_app.tools.families import FAMILIES_BY_NAME
 from tests.support.mock_engine import MockEngine, byte_tokenizer
 from tests.support.mock_server import HELLO, Client, serve
 from tests.support.tool_chats import CALL, CALLED, CLOCK, RESULT, SHELL, WEATHER, tool_tokenizer
@@ -149,6 +150,24 @@ def test_every_mistake_is_named() -> None:
             assert len(error["message"]) < 1000
 
     serve(ask, MockEngine(), tool_tokenizer())
+
+
+def test_parameters_that_no_grammar_goes_around_are_named() -> None:
+    """Of a model whose calls and JSON answers can be told apart only where both are JSON."""
+    tokenizer = byte_tokenizer("{{ tools }}{{ messages }}")
+    assert tokenizer.reply_format.tools is FAMILIES_BY_NAME["json"]
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+    async def ask(client: Client) -> None:
+        for parameters in (deep(124), {"not": deep(124)}):
+            tools = [CLOCK, function(parameters=parameters)]
+            body = {"messages": HELLO, "tools": tools, "response_format": answer}
+            reply = await client.post(PATH, json=body)
+            assert reply.status_code == 400, reply.text
+            assert "nested too deeply" in reply.text
+            assert reply.json()["error"]["param"] == "tools.1.function.parameters"
+
+    serve(ask, MockEngine(), tokenizer)
 
 
 @pytest.mark.parametrize("template", ["plain", None])

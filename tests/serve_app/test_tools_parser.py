@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from lexshard.actors.text.detokenizer import Detokenizer
 from lexshard.serve_app.tools.families import FAMILIES_BY_NAME
+from lexshard.serve_app.tools.offer import OfferedTool
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 from lexshard.serve_app.tools.text_buffer import TextBuffer
 from tests.support.mock_server import TOKENIZER
@@ -72,6 +74,50 @@ def test_any_text_is_read_alike_however_it_is_cut(family: str) -> None:
         cuts = sorted(chance.randint(0, len(broken)) for _ in range(3))
         pieces = [broken[i:j] for i, j in zip([0, *cuts], [*cuts, len(broken)], strict=True)]
         assert parsed(parser(family), pieces) == whole, (broken, cuts)
+
+
+NOPE = '{"name": "nope", "arguments": {"a": 1}}'
+LATE_NAME = '{"arguments": {"a": [1]}, "name": "nope"}'
+FOUND = '{"name": "get", "arguments": {}}'
+MIXED = [
+    ("mistral", f"[TOOL_CALLS][{FOUND}, %s]", "%s]", 1),
+    (
+        "mistral",
+        f"Well [TOOL_CALLS][{FOUND}, {FOUND},%s, {FOUND}] more",
+        f"Well%s, {FOUND}] more",
+        2,
+    ),
+    ("mistral", f"[TOOL_CALLS][{FOUND}, %s][TOOL_CALLS][{FOUND}]", "%s]", 2),
+    ("json", f"[{FOUND}, %s]", "%s]", 1),
+    ("llama3", f"{FOUND}; %s; {FOUND}", f"%s; {FOUND}", 1),
+    ("hermes", f"<tool_call>\n[{FOUND}, %s]\n</tool_call>", "%s]\n</tool_call>", 1),
+]
+
+
+@pytest.mark.parametrize("other", [NOPE, LATE_NAME, '{"a": 1}', "{}", "3", ""])
+@pytest.mark.parametrize(("family", "text", "content", "calls"), MIXED)
+def test_what_is_no_call_behind_one_is_text_from_its_beginning(
+    family: str, text: str, content: str, calls: int, other: str
+) -> None:
+    """Its beginning was lost: a client was told ``,"arguments":{"a":1}}]``."""
+    text, content = text.replace("%s", other), content.replace("%s", other)
+    for pieces in ([text], list(text)):
+        said = parsed(parser(family), pieces)
+        assert said.content == content
+        assert said.calls == [("get", "{}")] * calls
+
+
+def test_names_of_parameters_may_hold_what_ends_one() -> None:
+    names = ["a>b", "a", "a>", "b\nc"]
+    schema = {"properties": {name: {"type": "string"} for name in names}}
+    tools = {"f": OfferedTool("f", None, schema, "tools.0.function")}
+    written = "".join(f"<parameter={name}>\nx>y\n</parameter>\n" for name in (*names, "c"))
+    text = f"<tool_call>\n<function=f>\n{written}</function>\n</tool_call>"
+    for pieces in ([text], list(text)):
+        said = parsed(ReplyParser(format_of("qwen3-coder"), tools), pieces)
+        assert said.content == ""
+        [(_, arguments)] = said.calls
+        assert json.loads(arguments) == dict.fromkeys((*names, "c"), "x>y")
 
 
 def test_an_end_that_is_held_back_is_looked_through_once() -> None:
