@@ -125,7 +125,12 @@ def step_seconds(model: Path, dtype: DataType, threads: int) -> float:
     """The median step of one sampled request."""
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     configuration = EngineConfiguration(
-        str(model), dtype=dtype, device="cpu", threads=threads, max_model_len=PROMPT + TOKENS
+        str(model),
+        dtype=dtype,
+        device="cpu",
+        threads=threads,
+        max_model_len=PROMPT + TOKENS,
+        steps_at_once=1,  # one is timed
     )
     engine = Engine(configuration, start_sampler)
     try:

@@ -185,7 +185,7 @@ def _main(argv: Sequence[str] | None) -> int:
                 package = (error.name or "").partition(".")[0]
                 if package in ("", "lexshard"):
                     raise
-                told = f"needs {package}, which `pip install 'lexshard[serve]'` brings"
+                told = f"needs {package}, which `pip install '.[serve]'` in a checkout brings"
                 print(f"lexshard {' '.join(words)}: {told}", file=sys.stderr)
                 return 2
     return _no_command(arguments)

@@ -69,7 +69,8 @@ print(main(["--version"]), main(["bogus"]), main(["serve", "--help"]), main(["re
     assert done.stdout.splitlines()[-1] == "0 2 2 2"
     for line in done.stderr.splitlines()[1:]:
         assert re.fullmatch(
-            r"lexshard (serve|replay): needs \w+, which `pip install 'lexshard\[serve\]'` brings",
+            r"lexshard (serve|replay): needs \w+, which `pip install '\.\[serve\]'` in a checkout "
+            "brings",
             line,
         )
 

@@ -33,6 +33,8 @@ def check_constraints(parameters: SamplingParameters) -> None:
     for labels that are not said."""
     if parameters.labels and not parameters.allowed_ids:
         raise ValueError("labels are some of the allowed ids: name them")
+    if parameters.labels and parameters.max_tokens > 1:
+        raise ValueError("labels are of one token: max_tokens must be 1")
     if parameters.grammar is not None:
         for name in ("ignore_eos", "min_tokens", "allowed_ids"):
             if getattr(parameters, name) not in (False, 0, None):
@@ -65,11 +67,11 @@ class Constraints:
 
     def prepare(self, drawing: Iterable[Sequence]) -> None:
         """Before a step is planned: guesses that a grammar refuses are none, and sequences whose
-        masks are still being made are no part of it. Where they came late, guesses that they are
-        not for are none, so that what was waited for is of use.
+        masks are still being made are no part of it. Where they came late, the guesses that they
+        are for come back, so that what was waited for is of use.
 
-        Where guesses are tested by distributions, the first that is refused falls in its test: what
-        replaces it makes up for what its drafter gave tokens that cannot be.
+        Guesses that are tested by distributions stay, whatever they are: one that is refused falls
+        in its test, and what replaces it makes up for what its drafter gave tokens that cannot be.
         """
         self._long_left = LONG_TOKENS
         late, self._late = self._late, []
@@ -78,13 +80,19 @@ class Constraints:
             sequence.masking = pending is not None and not pending.done
             if sequence.masking:
                 self._late.append(sequence)
+            elif pending is not None and sequence.blocks:
+                sequence.drafted[:] = pending.guesses
+                sequence.proposals = pending.proposals
         for sequence in drawing:
-            if sequence.matcher is not None and sequence.drafted and not sequence.masking:
-                if sequence.pending_masks is None:
-                    count = sequence.matcher.accepted(sequence.drafted) + sequence.tests_guesses
-                else:
-                    count = sequence.pending_masks.serve(sequence.drafted)
-                sequence.keep_guesses(count)
+            if sequence.matcher is None or not sequence.drafted or sequence.masking:
+                continue
+            pending = sequence.pending_masks
+            if pending is not None and pending.done and not pending.guesses:
+                sequence.pending_masks = pending = None  # it was begun before there were any
+            if pending is not None:
+                sequence.keep_guesses(pending.serve(sequence.drafted))
+            elif not sequence.tests_guesses:
+                sequence.keep_guesses(sequence.matcher.accepted(sequence.drafted))
 
     def start(self, plan: StepPlan) -> None:
         """Begins with the masks of a step's rows."""
@@ -106,7 +114,8 @@ class Constraints:
         for sequence, guesses in asked:
             if sequence.pending_masks is None:
                 assert sequence.matcher is not None
-                sequence.pending_masks = PendingMasks(sequence.matcher, guesses)
+                proposals = sequence.proposals[: len(guesses)]
+                sequence.pending_masks = PendingMasks(sequence.matcher, guesses, proposals)
                 wanted.append(sequence.pending_masks)
         self._make(wanted, alone=alone)
 

@@ -122,7 +122,7 @@ def run_engine(
                 checked = False
                 continue
             if progress.idle:
-                speak(at_rest=True)
+                speak(at_rest=not waiting)  # beside grammars that compile it looks all the time
                 if not checked:  # once a rest, for it looks at every block
                     engine.check_idle()
                     checked = True

@@ -137,6 +137,9 @@ class Speculation:
             return False
         if is_postponed(GUESSING) and not sequence.tests_guesses:
             return False
+        # Or where a step ends within the prompt would say whether the first token is tested.
+        if sequence.tests_guesses and not sequence.output_length:
+            return False
         return sequence.verify != "greedy" or sequence.state.inverse_temperature == 0
 
     def _lengths(self, drawing: list[Sequence]) -> dict[Sequence, int]:

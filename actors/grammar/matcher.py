@@ -90,21 +90,31 @@ class Matcher:
         return count
 
     def masks(self, guesses: Sequence[int]) -> list[Words]:
-        """What may come next, and after each more of ``guesses``, which are accepted: their masks,
-        one more than guesses."""
+        """What may come next, and after each more of ``guesses``: their masks, one more than
+        guesses. Behind one that is refused, or ends the output, none is drawn from. Nothing may
+        follow where the grammar gives up: if it comes to that, it is asked again and says why."""
         found = [self._mask(self._last)]
-        consumed = 0
-        for token_id in guesses:
-            if self._inner.is_stopped() or not self._inner.try_consume_tokens([token_id]):
-                break
-            consumed += 1
-            found.append(self._mask([token_id]))
-        if consumed:
-            self._inner.rollback(consumed)
-        self._check()
-        while len(found) <= len(guesses):  # after an end: not drawn from
-            found.append(mask_words(self._eos_ids[:1], self._vocabulary_size))
+        rest = self._eos_ids[:1]
+        if guesses:
+            ahead = self.copy()  # what is guessed must not end what is said
+            try:
+                for token_id in guesses:
+                    if not ahead._goes_on_with(token_id):
+                        break
+                    found.append(ahead._mask([token_id]))
+            except GrammarError:
+                rest = ()
+        found.extend(
+            mask_words(rest, self._vocabulary_size) for _ in range(len(guesses) + 1 - len(found))
+        )
         return found
+
+    def _goes_on_with(self, token_id: int) -> bool:
+        if self._inner.is_stopped():
+            return False
+        consumed: int = self._inner.try_consume_tokens([token_id])
+        self._check()
+        return bool(consumed)
 
     def _first_forced(self, last: list[int]) -> int | None:
         """The first token of what must follow ``last``, as llguidance reads it; but the spelling of
@@ -134,6 +144,7 @@ class Matcher:
             self._check()
             return mask_words(self._eos_ids[:1], self._vocabulary_size)
         forced = self._first_forced(last)
+        self._check()
         if forced is not None:
             return mask_words((forced,), self._vocabulary_size)
         words = np.zeros(blocks_of(self._vocabulary_size), np.uint64)

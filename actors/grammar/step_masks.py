@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lexshard.actors.grammar.matcher import GrammarError, Matcher
 from lexshard.actors.messages import guesses_that_stand
+from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.mask import Mask, Masks
 from lexshard.kernels.masks import Words
 
@@ -37,14 +38,19 @@ class MaskPlace(NamedTuple):
 
 class PendingMasks:
     """The masks of one sequence's rows on their way: of the place after its own tokens, and after
-    each more of its guesses. Where a ``place`` is given, the first, behind which the grammar forces
-    nothing, is written there."""
+    each more of its guesses, drawn from ``proposals``. Where a ``place`` is given, the first,
+    behind which the grammar forces nothing, is written there."""
 
     def __init__(
-        self, matcher: Matcher, guesses: tuple[int, ...] = (), place: MaskPlace | None = None
+        self,
+        matcher: Matcher,
+        guesses: tuple[int, ...] = (),
+        proposals: Sequence[Proposal] = (),
+        place: MaskPlace | None = None,
     ) -> None:
         self.matcher = matcher
         self.guesses = guesses
+        self.proposals = proposals
         self._place = place
         self._found: list[Mask] | GrammarError | None = None
         self._group: _Group | None = None  # where another thread makes them

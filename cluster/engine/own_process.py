@@ -28,6 +28,7 @@ from lexshard.cluster.link import PeerLostError
 
 Question = Literal["presence", "locate", "roles", "faults"]
 CONNECT_SECONDS = 0.02  # between two looks for a process that is being started
+_NOT_NOW = (ConnectionError, BlockingIOError)  # the latter where many wait to be let in
 MOST_ANSWER_BYTES = 16 * 1024 * 1024
 
 
@@ -48,6 +49,11 @@ class EngineAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     faults: tuple[LoggedFault, ...] = ()
 
 
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128  # all API processes ask at once, while this one imports
+
+
 def answer_questions(process: EngineProcess, path: str) -> None:
     """Begins to answer, in threads of its own; what an earlier process left there is taken away."""
 
@@ -60,8 +66,7 @@ def answer_questions(process: EngineProcess, path: str) -> None:
                     self.rfile.read()  # until the client has gone
 
     Path(path).unlink(missing_ok=True)
-    server = socketserver.ThreadingUnixStreamServer(path, Handler)
-    server.daemon_threads = True
+    server = _Server(path, Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
@@ -95,7 +100,7 @@ class OwnEngine:
         while self._presence is None:
             try:
                 presence = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
-            except (FileNotFoundError, ConnectionError):
+            except (FileNotFoundError, *_NOT_NOW):
                 await asyncio.sleep(CONNECT_SECONDS)
                 continue
             try:
@@ -138,10 +143,15 @@ class OwnEngine:
         """Raises:
         PeerLostError: there is no answer.
         """
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
-        except OSError as error:
-            raise PeerLostError("its process has ended") from error
+        while True:
+            try:
+                connection = asyncio.open_unix_connection(self._path, limit=MOST_ANSWER_BYTES)
+                reader, writer = await connection
+                break
+            except BlockingIOError:
+                await asyncio.sleep(CONNECT_SECONDS)
+            except OSError as error:
+                raise PeerLostError("its process has ended") from error
         try:
             return await _ask(reader, writer, question)
         finally:

@@ -8,6 +8,7 @@ other is gone, for the system closes what a dead process leaves open.
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 import time
@@ -52,8 +53,8 @@ class EngineSide:
         self._listener.setblocking(False)
         self._listener.bind(str(path))
         self._listener.listen()
-        self._poll = select.epoll()
-        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll = select.poll()  # `epoll` is Linux's alone
+        self._poll.register(self._listener, select.POLLIN)
         self._connections: dict[int, _Connection] = {}
         self._owners: dict[str, _Connection] = {}
         self._received: deque[Commands] = deque()
@@ -103,15 +104,14 @@ class EngineSide:
             connection.link.close()
         self._connections.clear()
         self._listener.close()
-        self._poll.close()
 
     def _look(self, wait_seconds: float) -> None:
-        for descriptor, happened in self._poll.poll(wait_seconds):
+        for descriptor, happened in self._poll.poll(math.ceil(1e3 * max(0.0, wait_seconds))):
             if descriptor == self._listener.fileno():
                 self._accept()
                 continue
             connection = self._connections[descriptor]
-            if happened & select.EPOLLOUT:
+            if happened & select.POLLOUT:
                 connection.link.flush()
                 self._watch(connection)
             try:
@@ -126,7 +126,7 @@ class EngineSide:
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
         self._connections[connected.fileno()] = _Connection(Link(connected))
-        self._poll.register(connected, select.EPOLLIN)
+        self._poll.register(connected, select.POLLIN)
 
     def _watch(self, connection: _Connection) -> None:
         """Room in a socket is news only while something waits for it: whatever the other side
@@ -134,7 +134,7 @@ class EngineSide:
         waits = connection.link.unsent_bytes > 0
         if waits != connection.watched_for_room:
             connection.watched_for_room = waits
-            events = select.EPOLLIN | select.EPOLLOUT if waits else select.EPOLLIN
+            events = select.POLLIN | select.POLLOUT if waits else select.POLLIN
             self._poll.modify(connection.link, events)
 
     def _note(self, connection: _Connection, commands: Commands) -> None:
@@ -156,6 +156,7 @@ class EngineSide:
         if self._connections.pop(connection.link.fileno(), None) is None:
             return
         self._last_left = time.monotonic()
+        self._poll.unregister(connection.link)
         connection.link.close()
         abandoned = tuple(connection.unfinished)
         for request_id in abandoned:

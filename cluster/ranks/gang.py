@@ -6,6 +6,7 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import count
 from math import inf
 from typing import Protocol
 
@@ -55,7 +56,9 @@ class RankGang(ABC):
         self._parts = parts
         self._members: list[RankHandle] = []
         self._places: dict[int, tuple[str, int] | None] = {}  # where they listen, if they do
-        self._asked: set[int] = set()  # who has been asked to form a group and has not answered
+        # By which question each has been asked to form a group that has not answered.
+        self._asked: dict[int, int] = {}
+        self._questions = count(1)
         try:
             for part in parts:
                 self._members.append(self._start(part))
@@ -71,7 +74,7 @@ class RankGang(ABC):
             if lost is None:
                 return self._meet()
             logger.warning("rank %d does not answer and is replaced", lost + 1)
-            self._asked.discard(lost)
+            self._asked.pop(lost, None)
             self._members[lost].close()
             self._members[lost] = self._start(self._parts[lost])
         raise RankLostError(f"{MOST_REPLACED} ranks in a row were lost before they had begun")
@@ -87,7 +90,7 @@ class RankGang(ABC):
     def memory(self) -> list[MemoryLeft]:
         self.tell(MeasureMemory())
         try:
-            found = [self.answer(number) for number in range(len(self._members))]
+            found = [self.answer(number, 0) for number in range(len(self._members))]
         except PeerLostError as error:
             raise RankLostError(str(error)) from error
         return [each for each in found if isinstance(each, MemoryLeft)]
@@ -114,11 +117,17 @@ class RankGang(ABC):
             raise RankLostError(f"rank {number + 1} cannot be made: {reply.reason}")
         return reply
 
-    def answer(self, number: int, seconds: float = inf) -> GroupMember | MemoryLeft:
-        """The same, but for what its shard has said to a group that has ended."""
-        while isinstance(reply := self.hear(number, seconds), ShardMessage):
-            pass
-        return reply
+    def question(self) -> int:
+        """The number of one that is about to be asked."""
+        return next(self._questions)
+
+    def answer(self, number: int, question: int, seconds: float = inf) -> GroupMember | MemoryLeft:
+        """What the member of this number says to a ``question``, 0: of its memory. Passed over is
+        what it, or its shard, has said to a group that has ended, or was never formed."""
+        while True:
+            reply = self.hear(number, seconds)
+            if not isinstance(reply, ShardMessage) and reply.question == question:
+                return reply
 
     def close(self) -> None:
         """Closing twice is harmless."""
@@ -133,19 +142,20 @@ class RankGang(ABC):
             if not member.answers():
                 return number
             if number not in self._asked:
+                question = self.question()
                 try:
-                    member.link.send(encode(FormGroup()))
+                    member.link.send(encode(FormGroup(question)))
                 except PeerLostError:
                     return number
-                self._asked.add(number)
-        for number in sorted(self._asked):
+                self._asked[number] = question
+        for number, question in sorted(self._asked.items()):
             try:
-                reply = self.answer(number)
+                reply = self.answer(number, question)
             except PeerLostError:
                 return number
             assert isinstance(reply, GroupMember)
             self._places[number + 1] = reply.place
-            self._asked.discard(number)
+            del self._asked[number]
         return None
 
     def _meet_by(self, own: Meeting) -> RankGroup:
@@ -154,12 +164,14 @@ class RankGang(ABC):
             listening = {0: own.form(), **self._places}
             places = [listening[rank] for rank in sorted(listening)]
             told = MeetGroup(
-                tuple(each for each in places if each is not None), secrets.token_bytes(KEY_BYTES)
+                tuple(each for each in places if each is not None),
+                secrets.token_bytes(KEY_BYTES),
+                self.question(),
             )
             self.tell(told)
             own.meet(told)
             for number in range(len(self._members)):
-                self.answer(number)
+                self.answer(number, told.question)
         except (PeerLostError, CollectiveError) as error:
             raise RankLostError(str(error)) from error
         return own.exchange

@@ -81,9 +81,9 @@ class GroupMeeting:
     def leave(self) -> None:
         """Peers that wait in the group stop waiting; from any thread."""
         self.interrupt()
-        if self._links is not None:
-            self._links.close()
-        self._links = None
+        links, self._links = self._links, None  # from any thread
+        if links is not None:
+            links.close()
 
 
 def use_device(device: str) -> None:

@@ -13,6 +13,7 @@ from lexshard.actors.body.parallel.messages import (
     RankMessage,
     RankPart,
     RankRefusal,
+    ServeShard,
     ShardMessage,
     decode_rank_message,
 )
@@ -43,24 +44,24 @@ class RankShard:
         kept, self._kept = self._kept, None
         return decode_rank_message(self._link.receive()) if kept is None else kept
 
-    def serve(self, packed: bytes) -> None:
-        """Joins a new group, with the shard that is ``packed``, if it is not the same."""
+    def serve(self, told: ServeShard) -> None:
+        """Joins a new group, with the shard that was ``told``, if it is not the same."""
         from lexshard.actors.head.sharded.part import build_shard
         from lexshard.actors.head.sharded.rank_part import read_part
         from lexshard.actors.head.sharded.shard_server import ShardServer
         from lexshard.actors.states.sequence_state import SequenceStates
         from lexshard.cluster.ranks.shard_group import RankCollective, ShardLinks
 
-        if packed:
+        if told.part:
             try:
-                told = read_part(packed, self._part)
-                self._own = told, build_shard(told)
+                part = read_part(told.part, self._part)
+                self._own = part, build_shard(part)
             except (OSError, ValueError, KeyError, MemoryError, RuntimeError) as error:
                 self._link.send(encode(RankRefusal(f"{type(error).__name__}: {error}")))
                 return
         assert self._own is not None, "the first of its groups brought a shard"
         part, shard = self._own
-        self._link.send(encode(GroupMember()))
+        self._link.send(encode(GroupMember(told.question)))
         states = SequenceStates(part.owned.vocabulary_size, part.eos_ids, part.largest)
         links = ShardLinks(self._part.rank, self._part.ranks, lambda rank: self._link, self._hear)
         # However long the root takes: that it has gone, or begins anew, is told by the link.

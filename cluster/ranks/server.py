@@ -66,14 +66,14 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
                     rank.record(sequences, blocks)
                 case MeasureMemory():
                     link.send(encode(MemoryLeft(*rank.memory())))
-                case ServeShard(packed):
-                    shard.serve(packed)
+                case ServeShard() as told:
+                    shard.serve(told)
                 case ShardMessage() as told:
                     shard.follow(told)
-                case FormGroup():
-                    link.send(encode(GroupMember(meeting.form())))
+                case FormGroup(question):
+                    link.send(encode(GroupMember(question, meeting.form())))
                 case MeetGroup() as told:
                     meeting.meet(told)
-                    link.send(encode(GroupMember()))
+                    link.send(encode(GroupMember(told.question)))
     except PeerLostError:
         return

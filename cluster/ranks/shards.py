@@ -49,12 +49,12 @@ class ShardsOfRanks:
         try:
             if self._asked == ranks.members:  # the body has missed none of them
                 self._body.form_anew(RankLostError("a shard did not do its part of a step"))
-            self._asked = ranks.members
+            self._asked, question = ranks.members, ranks.question()
             for member, packed in zip(self._asked, self._packed, strict=True):
                 part = b"" if member in self._served else packed
-                member.link.send(encode(ServeShard(part)))
+                member.link.send(encode(ServeShard(part, question)))
             for number in range(len(self._asked)):
-                ranks.answer(number, START_SECONDS)
+                ranks.answer(number, question, START_SECONDS)
         except (PeerLostError, RankLostError) as error:
             raise CollectiveLostError(str(error)) from error
         self._served = self._asked

@@ -69,6 +69,7 @@ class SocketMeeting:
 
     def leave(self) -> None:
         """Partners that wait for this rank stop waiting."""
+        self.exchange.sockets.fill(-1)  # their numbers may soon be others'
         for end in (*self._partners, *([] if self._listener is None else [self._listener])):
             end.close()
         self._partners, self._listener = [], None

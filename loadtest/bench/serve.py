@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     something is missing."""
     for package in ("httptools", "uvloop", *(("matplotlib",) if arguments.html else ())):
         if importlib.util.find_spec(package) is None:
-            told = f"lexshard bench serve: needs {package}: pip install 'lexshard[load]'"
+            told = f"lexshard bench serve: needs {package}: pip install '.[load]' in a checkout"
             print(told, file=sys.stderr)
             return 2
     plain = new_report(arguments.seed)

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Attacks and prints; 1 where a promise was broken, 2 where there was nothing to attack."""
     if importlib.util.find_spec("httptools") is None:
-        print("lexshard chaos: needs httptools: pip install 'lexshard[load]'", file=sys.stderr)
+        print(
+            "lexshard chaos: needs httptools: pip install '.[load]' in a checkout", file=sys.stderr
+        )
         return 2
     from lexshard.loadtest.chaos.report import ChaosReport
 

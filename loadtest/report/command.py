@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page; 1 where a file is no report, 2 where something is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        print("lexshard report: needs matplotlib: pip install 'lexshard[load]'", file=sys.stderr)
+        print(
+            "lexshard report: needs matplotlib: pip install '.[load]' in a checkout",
+            file=sys.stderr,
+        )
         return 2
     from lexshard.loadtest.report.overview import write_overview
     from lexshard.loadtest.report.page import write_page

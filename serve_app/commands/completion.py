@@ -141,7 +141,9 @@ def fish_script(commands: Commands) -> str:
             seen = _seen(begin.split(), following)
             lines.append(f"complete -c lexshard -f -n {seen} -a {word} -d {_quoted(text)}")
     for command, arguments in commands.items():
-        seen = _seen(command, [])
+        # `bench serve` is not `serve`.
+        others = {words[0] for words in COMMANDS if len(command) == 1 and words[1:2] == command}
+        seen = _seen(command, sorted(others))
         for each in arguments:
             spelt = "".join(
                 f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"

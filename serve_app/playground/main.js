@@ -255,7 +255,8 @@ function askForKey(refused) {
   find("key-told").classList.toggle("error", refused);
   find("key").value = "";
   if (!dialog.open) dialog.showModal();
-  return new Promise((resolve) => {
+  return new Promise((resolve, reject) => {
+    dialog.onclose = () => reject(new Error("This server asks for a key"));
     find("key-form").onsubmit = (event) => {
       event.preventDefault();
       resolve(find("key").value.trim());

@@ -2,6 +2,7 @@
 
 let key = ""; // in memory alone
 let askForKey = null;
+let asking = null; // the one question that is open
 
 /** `ask` shows that a key is needed (or was refused) and returns one. */
 export function keysComeFrom(ask) {
@@ -36,7 +37,9 @@ export async function ask(path, body = undefined, signal = undefined) {
     if (response.ok) return response;
     const error = await told(response);
     if (response.status !== 401 || askForKey === null) throw new Refusal(response.status, error);
-    if (key === given) key = await askForKey(given !== "");
+    if (key !== given) continue; // another request has asked meanwhile
+    asking ??= askForKey(given !== "").finally(() => (asking = null));
+    key = await asking;
   }
 }
 

@@ -247,7 +247,8 @@ def check_tracing() -> None:
         importlib.import_module("opentelemetry.sdk.trace")
     except ImportError as error:
         raise StartupError(
-            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'lexshard[tracing]'"
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install '.[tracing]' in a "
+            "checkout"
         ) from error
 
 

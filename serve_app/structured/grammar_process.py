@@ -75,6 +75,14 @@ def _compile_simple(tokenizer: Any, limits: Any) -> None:
         _checked(tokenizer, limits, 'start: %json {"type": "object"}')
 
 
+def _held_bytes() -> int | None:
+    """Of addresses; None where the system limits none (macOS)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
+
+
 class _Fork:
     """A copy of this process that waits for one grammar. To make it and get its memory takes longer
     than to compile most: so it is there, and has compiled a simple one, before there is any."""
@@ -88,14 +96,14 @@ class _Fork:
                 # What ends with this process or its peer must not wait for the copy.
                 for inherited in (0, 1, asking, answering):
                     os.close(inherited)
-                with open("/proc/self/statm") as statm:
-                    held = int(statm.read().split()[0]) * resource.getpagesize()
+                held = _held_bytes()
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 resource.setrlimit(resource.RLIMIT_STACK, (bounds["stack"],) * 2)
                 with open(reading, "rb") as source, open(writing, "wb") as sink:
                     _compile_simple(tokenizer, limits)
                     text = read_line(source)
-                    resource.setrlimit(resource.RLIMIT_AS, (held + bounds["bytes"],) * 2)
+                    if held is not None:
+                        resource.setrlimit(resource.RLIMIT_AS, (held + bounds["bytes"],) * 2)
                     signal.setitimer(signal.ITIMER_PROF, bounds["seconds"])
                     write_line(sink, _checked(tokenizer, limits, text))
             finally:

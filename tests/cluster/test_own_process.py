@@ -6,11 +6,13 @@ import asyncio
 import gc
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import uvloop
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start import kernels_ahead
@@ -54,6 +56,44 @@ def test_a_process_that_is_dying_is_neither_the_engine_nor_another_death(tmp_pat
         return await asked
 
     assert asyncio.run(ask()) is Suitability.SUITABLE
+
+
+def test_all_api_processes_may_ask_at_once_while_the_engine_imports(tmp_path: Path) -> None:
+    """As after its death: none of them takes a full queue for another death."""
+    path = tmp_path / "engine"
+    process: Any = _Silent()
+
+    async def ask() -> list[Suitability]:
+        asked = [OwnEngine(str(path)).suits(CONFIGURATION) for _ in range(64)]
+        running = asyncio.gather(*asked)
+        await asyncio.sleep(0.1)
+        answer_questions(process, str(path))
+        deadline = time.monotonic() + 0.2
+        while time.monotonic() < deadline:  # the accepting thread waits for the interpreter
+            pass
+        return await running
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ask()) == [Suitability.SUITABLE] * 64
+
+
+def test_a_full_queue_is_no_death(tmp_path: Path) -> None:
+    path = tmp_path / "engine"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(0)
+    others = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+    for each in others:
+        each.setblocking(False)
+        each.connect_ex(str(path))
+
+    async def ask() -> None:
+        await asyncio.wait_for(OwnEngine(str(path)).located(), 0.3)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(TimeoutError):
+        runner.run(ask())
+    for each in (*others, listener):
+        each.close()
 
 
 def test_the_end_of_a_process_that_had_answered_is_a_death(tmp_path: Path) -> None:

@@ -7,17 +7,25 @@ import os
 import signal
 import socket
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from lexshard.actors.body.batch import Batch
-from lexshard.actors.body.parallel.messages import ShardMessage, decode_rank_message
+from lexshard.actors.body.parallel.messages import (
+    GroupMember,
+    RankPart,
+    ShardMessage,
+    decode_rank_message,
+)
 from lexshard.actors.body.parallel.parallel_body import ParallelBody
 from lexshard.actors.collective import CollectiveLostError
 from lexshard.actors.messages import Request
+from lexshard.actors.packed_arrays import encode
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.link import Link
+from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.shard_group import RankCollective, ShardLinks
 from lexshard.loadtest.token_digest import seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
@@ -99,6 +107,26 @@ def test_a_shard_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "RankPart", without)
     with pytest.raises(CollectiveLostError, match=r"cannot be made: KeyError: .no\.such\.weight"):
         engine_of(2, shards=2)
+
+
+class Saying(RankGang):
+    """Of one rank that says what is written down, whatever it is asked."""
+
+    def __init__(self, *said: GroupMember | ShardMessage) -> None:
+        self._replies = iter(said)
+        self._members = [Mock(link=Mock(receive=lambda seconds: encode(next(self._replies))))]
+
+    def _start(self, part: RankPart) -> Any: ...
+
+    def _leave(self) -> None: ...
+
+    def _meet(self) -> Any: ...
+
+
+def test_what_was_said_to_an_earlier_question_answers_no_later_one() -> None:
+    """As where a group was not formed, since another rank was lost."""
+    late = GroupMember(3, ("here", 1)), ShardMessage(b""), GroupMember(4)
+    assert Saying(*late, GroupMember(5, ("there", 2))).answer(0, 5) == GroupMember(5, ("there", 2))
 
 
 def pair(latest: torch.Tensor, seconds: float) -> tuple[RankCollective, RankCollective]:

@@ -186,6 +186,30 @@ def test_a_call_of_several_steps_knows_that_it_is_kept_waiting(team: Team) -> No
 
 
 @pytest.mark.slow
+def test_a_team_is_dismissed_beside_its_jobs() -> None:
+    """As where an interpreter ends whose engine steps in a thread that nobody waits for."""
+    for _ in range(20):
+        team, ends = Team(4), threading.Event()
+        whole: list[bool] = []
+
+        def work(team: Team, ends: threading.Event, whole: list[bool]) -> None:
+            while not ends.is_set():
+                whole.append(_whole(team))
+
+        caller = threading.Thread(target=work, args=(team, ends, whole), daemon=True)
+        caller.start()
+        time.sleep(0.01)
+        dismissing = threading.Thread(target=team.dismiss, daemon=True)
+        dismissing.start()
+        dismissing.join(30)
+        assert not dismissing.is_alive()
+        assert _whole(team)  # later ones are the caller's alone
+        ends.set()
+        caller.join(30)
+        assert not caller.is_alive()
+        assert all(whole)
+
+
 def test_a_process_ends_with_its_team() -> None:
     """Whether its threads sleep or look for a job."""
     for pause in (0.0, 0.3):

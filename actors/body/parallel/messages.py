@@ -53,7 +53,10 @@ class RankPart:
 
 
 class FormGroup(msgspec.Struct, frozen=True, tag=True):
-    """A new group: whatever was under way has ended. Answered by `GroupMember`."""
+    """A new group: whatever was under way has ended. Answered by `GroupMember`, as all that has a
+    ``question`` number."""
+
+    question: int
 
 
 class MeetGroup(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +65,7 @@ class MeetGroup(msgspec.Struct, frozen=True, tag=True):
 
     places: tuple[tuple[str, int], ...]
     key: bytes
+    question: int
 
 
 class AllocateCache(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +127,7 @@ class ServeShard(msgspec.Struct, frozen=True, tag=True):
     the shard says of itself."""
 
     part: bytes
+    question: int
 
 
 class ShardMessage(msgspec.Struct, frozen=True, tag=True):
@@ -132,8 +137,10 @@ class ShardMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True, tag=True):
-    """A rank is ready for the group; where it listens, if it does."""
+    """A rank is ready for the group that it was asked into by ``question``; where it listens, if it
+    does."""
 
+    question: int
     place: tuple[str, int] | None = None
 
 
@@ -142,6 +149,7 @@ class MemoryLeft(msgspec.Struct, frozen=True, tag=True):
 
     free: int
     total: int
+    question: int = 0
 
 
 class RankRefusal(msgspec.Struct, frozen=True, tag=True):

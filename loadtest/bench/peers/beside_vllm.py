@@ -42,10 +42,13 @@ def vllm_environment(python: Path, cores: Sequence[int], threads: int) -> dict[s
         "HF_HUB_OFFLINE": "1",
         # It looks at a model with `python -m`, which in a clone of ours would find our `kernels`.
         "PYTHONSAFEPATH": "1",
+        # In place of the allocator that it warns about, which is not everywhere.
+        **KEEP_FREED_MEMORY,
     }
     intel_openmp = python.absolute().parent.parent / "lib" / "libiomp5.so"
     if intel_openmp.exists():
-        environment["LD_PRELOAD"] = str(intel_openmp)
+        own = filter(None, (os.environ.get("LD_PRELOAD"), str(intel_openmp)))
+        environment["LD_PRELOAD"] = ":".join(own)
     return environment
 
 
@@ -81,9 +84,10 @@ def alternate(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "task.json"
-        for task in tasks:
+        for number, task in enumerate(tasks):
             path.write_text(json.dumps(task), encoding="utf-8")
-            yield [_run(worker, path) for worker in workers]
+            turn = -1 if number % 2 else 1  # who goes first
+            yield [_run(worker, path) for worker in workers[::turn]][::turn]
 
 
 def _run(worker: Worker, path: Path) -> dict[str, Any]:
@@ -180,7 +184,7 @@ class VllmSamplers(VllmProcess):
         settings = vllm_environment(python, cores, threads)
         self._threads = threads
         self._pool: Pool | None = None
-        super().__init__(python, "vllm_sampler.py", {**settings, **KEEP_FREED_MEMORY})
+        super().__init__(python, "vllm_sampler.py", settings)
 
     def open(self, workload: SamplerWorkload) -> None:
         """Makes ``workload`` the case to run, from its first step."""

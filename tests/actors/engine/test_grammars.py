@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lexshard.actors.engine.constraints import LONG_TOKENS
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.grammar import grammars
 from lexshard.actors.grammar.grammars import Grammars
-from lexshard.actors.grammar.matcher import GrammarError
+from lexshard.actors.grammar.matcher import GrammarError, Matcher
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.actors.text.codec import TextCodec
@@ -86,6 +87,24 @@ def test_guesses_change_nothing(requests: list[Request], expected: Said, share: 
     engine = demo_engine(drafter, draft_length="fixed", **CONTEXT)
     assert told(run_and_close(engine, requests)) == expected
     assert bool(drafter.right) == bool(share)
+
+
+def test_a_guess_at_which_the_grammar_gives_up_ends_nothing(
+    requests: list[Request], expected: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is drawn, the grammar is asked again."""
+    goes_on, asked = Matcher._goes_on_with, count()
+
+    def gives_up(matcher: Matcher, token_id: int) -> bool:
+        if next(asked) % 3 == 2:
+            raise GrammarError("it costs too much")
+        return goes_on(matcher, token_id)
+
+    monkeypatch.setattr(Matcher, "_goes_on_with", gives_up)
+    truth = {request.prompt_ids: ids for request, (ids, _) in zip(requests, expected, strict=True)}
+    engine = demo_engine(Guesses(truth, 0.9), draft_length="fixed", **CONTEXT)
+    assert told(run_and_close(engine, requests)) == expected
+    assert next(asked) > 30
 
 
 def instances(said: Said) -> int:

@@ -133,7 +133,9 @@ def test_a_repository_without_what_is_needed_is_refused_by_its_list(
 def test_an_index_of_what_is_not_there_is_refused_before_weights(
     index: bytes, told: str, fetching: Fetching
 ) -> None:
-    fetching.server.repositories[NAME].files |= {"model.safetensors.index.json": index}
+    files = fetching.server.repositories[NAME].files
+    del files["model.safetensors"]
+    files |= {"model.safetensors.index.json": index}
     assert told in fetching.refused()
     assert no_weights_asked(fetching)
 
