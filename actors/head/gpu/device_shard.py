@@ -41,7 +41,7 @@ from lexshard.actors.head.output_head import Hidden, Screening, Thresholds
 from lexshard.actors.head.output_rows import computes_allowed, own_rows, refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.screens import DENSE, tier_bytes
-from lexshard.actors.messages import NUCLEUS_NEEDS, Certificate, NeedKind
+from lexshard.actors.messages import MASK_TIER, NUCLEUS_NEEDS, Certificate, NeedKind
 from lexshard.actors.states.need import Adjustment, Need
 from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import blocks_of
@@ -409,7 +409,9 @@ class DeviceShard:
             hidden = step.hidden[row : row + 1].to(self.weight.device)
             products = self._products(hidden, ids)
             share, cost = len(ids) / self._size, len(ids) * self._row_bytes
-            certificate = Certificate(kind, "dense", DENSE, len(ids), cost, share)
+            certificate = Certificate(
+                kind, "deterministic", MASK_TIER, len(ids), cost, share, tightness=0.0
+            )
             found[row] = FoundRow(ids, products, certificate)
         passes = self._size * self._row_bytes // max(len(dense), 1)
         for start in range(0, len(dense), DENSE_ROWS):
