@@ -19,7 +19,13 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.shard import Shard
-from lexshard.actors.messages import Certificate, Request, RowDecision, SamplingParameters
+from lexshard.actors.messages import (
+    MASK_TIER,
+    Certificate,
+    Request,
+    RowDecision,
+    SamplingParameters,
+)
 from lexshard.actors.states.need import Need
 from lexshard.actors.states.row_table import RowNames, RowTable, flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
@@ -288,9 +294,11 @@ def check_the_shard_draws_the_tokens_of_the_cpu(device: str) -> None:
         ours = DeviceShard(*arguments, tier, device=device, capacity=256, largest_k=8)
         got, certificates = _decide(ours, hidden, size)
         assert _tokens(got) == _tokens(expected)
+        # These draw from every logit; one more from those of its mask.
+        host = (4, 5, 6) if softcap else (4, 6)
         guarantees = [each.guarantee for each in certificates]
-        host = (4, 5, 6, 10) if softcap else (4, 6, 10)  # which draws from every logit
         assert guarantees == ["dense" if row in host else "deterministic" for row in range(rows)]
+        assert [row for row, each in enumerate(certificates) if each.tier == MASK_TIER] == [10]
         # So flat a row is drawn from all of its nucleus.
         assert [row for row, each in enumerate(certificates) if each.fallback] == [5]
         # Rows without room for their candidates have every logit computed, and say so.
