@@ -229,7 +229,10 @@ class EngineConfiguration:
             least=1,
         ),
     )
-    prefix_cache: bool = True
+    prefix_cache: bool = field(
+        default=True,
+        metadata=setting("prompts that begin alike share what is known of them", group="memory"),
+    )
     samplers: int = field(
         default=0,
         metadata=setting(

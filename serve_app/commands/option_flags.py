@@ -81,9 +81,9 @@ def _add_flag(group: Any, option: Option) -> None:
 
 
 def _kind_of_flag(option: Option) -> dict[str, Any]:
-    if option.kind is bool:
+    if option.kind is bool and not option.default:
         return {"action": "store_true"}
-    if bool in get_args(option.kind):  # None is what is automatic
+    if option.kind is bool or bool in get_args(option.kind):  # None is what is automatic
         return {"action": argparse.BooleanOptionalAction}
     placeholder = {int: "N", float: "X", None: "WORD"}[option.number]
     kind: dict[str, Any] = {"metavar": option.metavar or placeholder}
