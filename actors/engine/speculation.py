@@ -128,17 +128,19 @@ class Speculation:
     def steps_without(self, drawing: list[Sequence]) -> int | None:
         """For how many steps from this one on nothing is guessed for ``drawing``, which it has been
         asked about; None: for ever."""
-        if self.forced_length == 0 or not any(map(self._guesses_for, drawing)):
+        if self.forced_length == 0 or not any(map(self._drafts_for, drawing)):
             return None
         return 1 + self._rests if drawing == self._resting_for else 1
 
     def _guesses_for(self, sequence: Sequence) -> bool:
+        """Now. A first token is no tested guess: where a step ends within its prompt would say."""
+        first = sequence.tests_guesses and not sequence.output_length
+        return not first and self._drafts_for(sequence)
+
+    def _drafts_for(self, sequence: Sequence) -> bool:
         if sequence.drafter != "engine" or sequence.request.drafting.most == 0:
             return False
         if is_postponed(GUESSING) and not sequence.tests_guesses:
-            return False
-        # Or where a step ends within the prompt would say whether the first token is tested.
-        if sequence.tests_guesses and not sequence.output_length:
             return False
         return sequence.verify != "greedy" or sequence.state.inverse_temperature == 0
 

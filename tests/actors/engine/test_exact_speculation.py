@@ -307,6 +307,22 @@ def test_the_same_seed_gives_the_same_text_alone_or_among_others(
     assert together != plain
 
 
+def test_where_a_step_ends_within_a_prompt_says_nothing_of_its_first_token(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """One whose last step has a single token of its prompt could be drafted for at once."""
+    some = [
+        Request(str(number), 0, prompt_ids[number][:33], replace(PARAMETERS, seed=number))
+        for number in range(12)
+    ]
+    said = []
+    for step_tokens in (32, 512):
+        engine = drafting_engine(**EXACT, step_tokens=step_tokens, prefix_cache=False)
+        said.append([run_to_completion(engine, [each])[0].token_ids for each in some])
+        engine.close()
+    assert said[0] == said[1]
+
+
 def test_bounds_decide_what_all_logits_decide(
     prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
