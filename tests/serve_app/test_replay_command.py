@@ -226,7 +226,7 @@ def test_a_reply_is_replayed_where_its_model_was_never_loaded(text: str, tmp_pat
     """By the command itself, which has imported nothing that tests have: the body is proven there
     against transformers' own, whose tokenizer it needs, too."""
     folder, reply = tmp_path / "model", tmp_path / "reply.json"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard"))
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard*"))
     reply.write_text(json.dumps({"choices": [choice(text)]}))
     command = [sys.executable, "-P", "-m", "lexshard.serve_app.cli", "replay", str(reply)]
     done = subprocess.run(
@@ -269,7 +269,7 @@ def test_other_weights_are_told_of_every_receipt(
     lines = tmp_path / "receipts.jsonl"
     lines.write_text("\n".join(json.dumps(each.as_json()) for each in receipts))
     folder, verdicts = tmp_path / "demo", tmp_path / "verdicts"
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard"))
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard*"))
     weights = load_file(folder / "model.safetensors")
     altered(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
