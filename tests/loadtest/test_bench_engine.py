@@ -112,7 +112,7 @@ def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
     ]
     task = {"cases": [[{"prompt_ids": [1, 2], "output_tokens": 3}]], "repeats": 2}
     reports = list(alternate(workers, [task, task]))
-    assert log.read_text() == "abab"
+    assert log.read_text() == "abba"  # who begins changes
     assert reports[0][0]["cases"][0][1]["token_ids"] == [[0, 0, 0]]
 
 
