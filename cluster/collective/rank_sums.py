@@ -90,7 +90,7 @@ class NcclSums:
         """Ends the group, from any thread. Doing so twice is harmless.
 
         NCCL ends what waits at once, and then waits itself until no recorded graph holds the
-        group, which the next one has dropped: that keeps nobody.
+        group, which the next one has dropped: the caller does not wait for that.
         """
         if not self._lost:
             self._lost = True

@@ -116,8 +116,8 @@ def rouse(team):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def dismiss(team):  # type: ignore[no-untyped-def]
-    """Members return from `serve`. A job that runs, in a thread that nobody waits for, comes to its
-    end first; those that come later run in their threads alone."""
+    """Members return from `serve`. A job that a daemon thread runs meanwhile comes to its end
+    first; those that come later run in their callers' threads alone."""
     while add(team, BUSY, 1) > 0:
         add(team, BUSY, -1)
         let_others()

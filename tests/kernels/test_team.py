@@ -187,7 +187,7 @@ def test_a_call_of_several_steps_knows_that_it_is_kept_waiting(team: Team) -> No
 
 @pytest.mark.slow
 def test_a_team_is_dismissed_beside_its_jobs() -> None:
-    """As where an interpreter ends whose engine steps in a thread that nobody waits for."""
+    """As where an interpreter ends whose engine steps in a daemon thread."""
     for _ in range(20):
         team, ends = Team(4), threading.Event()
         whole: list[bool] = []

@@ -130,7 +130,7 @@ def test_a_text_outlives_its_link_but_not_its_server(
     assert end.token_ids == (() if error else (3,))
 
 
-def test_what_was_drawn_in_place_of_a_guess_keeps_nobody_waiting() -> None:
+def test_what_was_drawn_in_place_of_a_guess_lets_the_device_go_on() -> None:
     """A server without room for all guesses tests some and draws the next token, which is the next
     guess by chance: it waits then, and the device goes on."""
     link = ScriptedLink(
