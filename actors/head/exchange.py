@@ -26,6 +26,7 @@ from lexshard.actors.head.softmax.whole_softmax import (
 )
 from lexshard.actors.messages import NUCLEUS_NEEDS
 from lexshard.actors.states.need import Need
+from lexshard.kernels.masks import LOW_SIX, ONE, SIX
 from lexshard.kernels.mass import Outline
 
 MASS_NEEDS = (*NUCLEUS_NEEDS, "epsilon")
@@ -169,11 +170,19 @@ def merge_candidates(parts: Sequence[Candidates], vocabulary_size: int) -> Candi
     """The candidates of the same rows from shards that make up the vocabulary."""
     if len(parts) == 1:
         return parts[0]
-    rows = len(parts[0].certificates)
+    rows, adjustments = len(parts[0].certificates), parts[0].adjustments
     row_of = np.concatenate([np.repeat(np.arange(rows), np.diff(part.offsets)) for part in parts])
     ids = np.concatenate([part.ids for part in parts])
     order = np.lexsort((ids, row_of))
-    counts = np.sum([np.diff(part.offsets) for part in parts], axis=0)
+    counts = np.bincount(row_of, minlength=rows)
+    if adjustments is not None and len(adjustments.masks):
+        # A shard may give all of its tokens where another gives few; of such rows no sampler hears
+        # the mask, which it hears of rows with every token alone.
+        own, tokens = adjustments.mask[row_of], ids.astype(np.uint64)
+        allowed = (adjustments.masks[own, tokens >> SIX] >> (tokens & LOW_SIX)) & ONE == ONE
+        kept = allowed | (own < 0) | (counts[row_of] == vocabulary_size)
+        order = order[kept[order]]
+        counts = np.bincount(row_of[order], minlength=rows)
     return Candidates(
         ids=ids[order],
         raw=np.concatenate([part.raw for part in parts])[order],
@@ -182,5 +191,5 @@ def merge_candidates(parts: Sequence[Candidates], vocabulary_size: int) -> Candi
             merge_certificates([part.certificates[row] for part in parts], vocabulary_size)
             for row in range(rows)
         ),
-        adjustments=parts[0].adjustments,
+        adjustments=adjustments,
     )

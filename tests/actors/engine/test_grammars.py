@@ -9,8 +9,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import llguidance
 import pytest
 
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.constraints import LONG_TOKENS
 from lexshard.actors.engine.engine import Engine
@@ -20,6 +22,7 @@ from lexshard.actors.grammar.matcher import GrammarError, Matcher
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
 from lexshard.actors.text.codec import TextCodec
+from lexshard.cluster.samplers.start import start_sampler
 from lexshard.kernels.masks import ids_of
 from tests.support.demo_engine import demo_engine
 from tests.support.grammar_cases import (
@@ -35,8 +38,10 @@ from tests.support.grammar_cases import (
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.quick import quick
 from tests.support.speculation_cases import Guesses, run_and_close
+from tests.support.thread_shards import ThreadShards
 
 COUNT = 39
+FREE_OF_DIGITS = llguidance.LLMatcher.grammar_from_regex(r"[^0-9]{5,40}!")
 BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
 CONTEXT = {"max_model_len": 128}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -78,6 +83,25 @@ def test_what_is_said_is_masked_decoding(
     requests: list[Request], expected: Said, name: str
 ) -> None:
     assert told(run_and_close(demo_engine(**CONTEXT, **ENGINES[name]), requests)) == expected
+
+
+def test_shards_of_which_one_gives_all_of_its_tokens_say_masked_decoding() -> None:
+    """Where nearly all may be drawn of what the grammar allows, in one half of the vocabulary."""
+    parameters = SamplingParameters(
+        temperature=2.0, min_p=1e-4, max_tokens=10, grammar=FREE_OF_DIGITS
+    )
+    asked = [
+        Request(str(seed), 0, (20 + seed, 300 + seed, 17), replace(parameters, seed=seed))
+        for seed in range(24)
+    ]
+    dense = demo_engine(head="dense", dtype="auto", **CONTEXT)
+    truth = MaskedDecoding(dense).say(asked)
+    dense.close()
+    halves = EngineConfiguration(
+        str(DEMO), device="cpu", threads=1, shards=2, shard_assignment="blocks-contiguous"
+    )
+    engine = Engine(halves, start_sampler, None, ThreadShards(halves))
+    assert told(run_and_close(engine, asked)) == truth
 
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
