@@ -167,11 +167,6 @@ class DecisionPlane:
         for handle in self._handles.values():
             handle.close()
 
-    @property
-    def samplers(self) -> int:
-        """How many samplers are at work."""
-        return len(self._handles)
-
     def load(self) -> dict[int, int]:
         """How many sequences each sampler has."""
         return {index: len(self._followers[index].sequences) for index in self._handles}

@@ -12,10 +12,10 @@ from lexshard.actors.engine.prompt_scores import PromptScores
 from lexshard.actors.grammar.matcher import Matcher
 from lexshard.actors.grammar.step_masks import PendingMasks
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
-from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, Request, VerifyMode
+from lexshard.actors.messages import BY_DISTRIBUTION, Drafts, Request, VerifyMode, guesses_fell
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.states.mask import Mask
-from lexshard.actors.states.sequence_state import SequenceState
+from lexshard.actors.states.sequence_state import MOST_AHEAD, SequenceState
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +31,9 @@ class Sequence:
     are none of them: `roll_back` takes them back, no client hears of them, and no block that
     holds one has a name. ``proposals`` are what they were drawn from, where their drafter tells.
     They are tested as ``verify`` says. ``incoming`` are guesses from outside that wait for their
-    turn; one that is ``held`` draws no token before they come. ``answers`` is the number of those
-    that it took and has not told of yet, ``alone`` how many tokens it may draw before the next.
+    turn, ``before`` those whose turn came last; one that is ``held`` draws no token before they
+    come. ``answers`` is the number of those that it took and has not told of yet, ``alone`` how
+    many tokens it may draw before the next.
 
     ``matcher`` is where it stands in its grammar, if it has one; ``masks`` are those of its rows in
     a step, which are on their way as ``pending_masks``. While it is ``masking`` they are late,
@@ -59,6 +60,7 @@ class Sequence:
     proposals: Sequenced[Proposal] = ()
     verify: VerifyMode = "same-token"
     incoming: deque[Drafts] = field(default_factory=deque)
+    before: Drafts | None = None
     answers: int | None = None
     alone: int = 0
     held: bool = False
@@ -119,42 +121,43 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many guesses it has use for: none beyond what it may still say."""
+        """How many guesses it has use for: none beyond what it may still say, and of one that is
+        penalised few, unless tokens depend on how many: each takes a row of counts."""
         parameters, most = self.request.parameters, self.request.drafting.most
         room = max(0, parameters.max_tokens - self.output_length - 1)
+        if self.state.penalised and not self.tests_guesses:
+            room = min(room, MOST_AHEAD)
         return room if most is None else min(room, most)
 
     def hear(self, drafts: Drafts) -> None:
-        """Guesses have come from outside. They wait for their turn, unless they are for a text
-        other than that which waits for guesses now."""
-        if self.incoming or not self.held or drafts.go_on_from(self.token_ids):
-            self.incoming.append(drafts)
+        """Guesses have come from outside."""
+        self.incoming.append(drafts)
 
     def went_on(self, *, draws: int, forced: int, ends: bool) -> None:
         """It has been given tokens: guesses that stand, then those of so many ``draws`` of its own,
-        of which the last ones are ``forced``. Guesses that they contradict are dropped at once,
-        with all that came after them, so that what comes later, from one that knows of it, is not.
-        """
+        of which the last ones are ``forced``."""
         self.forced = forced
-        if self.incoming and not self.incoming[0].go_on_from(self.token_ids):
-            self.incoming.clear()
         self.held = self.drafter == "client" and not ends and self.alone < draws
         self.alone = max(0, self.alone - draws)
 
     def take_guesses(self) -> None:
         """What came from outside for the next token, if anything: then it is held no longer. Of
-        those that began before tokens it has meanwhile said the rest is taken."""
-        if not self.incoming or self.answers is not None:
-            return
-        drafts = self.incoming.popleft()
-        if not drafts.go_on_from(self.token_ids):
-            return
-        said = len(self.token_ids) - drafts.position
-        self.drafted.extend(drafts.token_ids[said:][: self.room])
-        proposals = drafts.proposals[said:][: len(self.drafted)]
-        self.proposals = tuple(map(Proposal.of, proposals))
-        self.answers, self.alone = drafts.number, drafts.alone
-        self.held = False
+        those that began before tokens it has meanwhile said the rest is taken. Those that are for
+        another text, or built on such, are dropped."""
+        while self.incoming and self.answers is None:
+            drafts, before = self.incoming.popleft(), self.before
+            self.before = drafts
+            built = before if drafts.ahead else None
+            if built and guesses_fell(built.position, built.token_ids, self.token_ids):
+                continue
+            if not drafts.go_on_from(self.token_ids):
+                continue
+            said = len(self.token_ids) - drafts.position
+            self.drafted.extend(drafts.token_ids[said:][: self.room])
+            proposals = drafts.proposals[said:][: len(self.drafted)]
+            self.proposals = tuple(map(Proposal.of, proposals))
+            self.answers, self.alone = drafts.number, drafts.alone
+            self.held = False
 
     def keep_guesses(self, count: int) -> None:
         """Of its guesses the first ``count`` are of use."""

@@ -33,6 +33,9 @@ from lexshard.kernels.decision import pack
 from lexshard.kernels.draw import Controls
 
 KNOWN_TABLES = 32  # sets of sequences whose table is remembered
+# Guesses whose rows of counts, as long as the vocabulary, a sequence keeps from step to step: as
+# many as a device sends at once.
+MOST_AHEAD = 16
 
 
 class SequenceState:
@@ -101,13 +104,12 @@ class SequenceState:
         if self._tables is not None and self._table >= 0:
             for token_id in token_ids:
                 self._tables.append(self._table, token_id)
+            self._close_ahead(MOST_AHEAD)
 
     def close(self) -> None:
         """Gives back what the sequence holds of the tables."""
         if self._tables is not None and self._table >= 0:
-            for ahead in self._ahead:
-                ahead.close(self.history)
-            self._ahead.clear()
+            self._close_ahead(0)
             self._tables.close(self._table, self.history)
             self._table = -1
 
@@ -166,6 +168,12 @@ class SequenceState:
         while len(self._ahead) < len(drafted):
             self._ahead.append(TableAhead(self._tables, self._table, len(self.history)))
         return self._ahead[len(drafted) - 1].show(self.history, drafted)
+
+    def _close_ahead(self, kept: int) -> None:
+        """Gives back the rows of all but the first ``kept`` guesses."""
+        for ahead in self._ahead[kept:]:
+            ahead.close(self.history)
+        del self._ahead[kept:]
 
     def _own_table(self) -> npt.NDArray[np.int32] | None:
         """The array in which row ``self._table`` counts what has been seen."""

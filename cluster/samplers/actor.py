@@ -63,7 +63,7 @@ class SamplerActor:
         needed = slot_bytes(size, rows)
         if self._memory.size < needed:
             self._memory = np.empty(needed, np.uint8)
-        logits, maxima = write_dense(self._memory, dense.logits, dense.maxima)
+        logits, maxima = write_dense(self._memory, dense.logits)
         return replace(dense, logits=logits, maxima=maxima)
 
 

@@ -28,16 +28,14 @@ def dense_views(
 
 
 def write_dense(
-    slot: npt.NDArray[np.uint8],
-    logits: npt.NDArray[np.float32],
-    maxima: npt.NDArray[np.float32] | None = None,
+    slot: npt.NDArray[np.uint8], logits: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Copies ``logits`` [rows, V] to ``slot`` and their maxima, found here where they are not
-    given; the `dense_views` of what was written."""
+    """Copies ``logits`` [rows, V] to ``slot``, with their maxima; the `dense_views` of what was
+    written."""
     rows, size = logits.shape
     own_logits, own_maxima = dense_views(slot, size, rows)
     own_logits[:] = logits
-    own_maxima[:] = block_maxima(own_logits) if maxima is None else maxima
+    own_maxima[:] = block_maxima(own_logits)
     return own_logits, own_maxima
 
 

@@ -19,7 +19,7 @@ from lexshard.actors.decision.messages import (
 )
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.packed_arrays import encode
-from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.deltas import NO_DELTAS
 from lexshard.actors.states.row_table import RowNames
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.roles.process import read_order
@@ -34,8 +34,6 @@ from lexshard.cluster.samplers.messages import (
 )
 from lexshard.cluster.samplers.warm_up import warm_sampler
 from lexshard.cluster.shared_memory.ring import RingConsumer, open_ring
-
-NO_DELTAS = Deltas()
 
 
 class Decider(Protocol):

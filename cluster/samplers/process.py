@@ -149,9 +149,7 @@ class SamplerProcess:
 
     def _write(self, dense: DenseRows) -> None:
         for first in range(0, len(dense.logits), self._rows):
-            own = slice(first, first + self._rows)
-            maxima = None if dense.maxima is None else dense.maxima[own]
-            write_dense(self._reserve(), dense.logits[own], maxima)
+            write_dense(self._reserve(), dense.logits[first : first + self._rows])
             self._ring.publish()
 
     def _reserve(self) -> npt.NDArray[np.uint8]:

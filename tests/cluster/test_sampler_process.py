@@ -11,20 +11,26 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import (
+    DecisionResult,
     DecisionWork,
     DenseRows,
     SamplerSettings,
 )
 from lexshard.actors.decision.plane import SamplerLostError
 from lexshard.actors.decision.sampler import Sampler
-from lexshard.actors.states.deltas import Deltas
+from lexshard.actors.states.deltas import NO_DELTAS, Deltas
 from lexshard.actors.states.row_table import RowNames
+from lexshard.cluster.samplers.dense_slots import slot_bytes
+from lexshard.cluster.samplers.main import SamplerServer
+from lexshard.cluster.samplers.messages import Assignment, SamplerOrder
 from lexshard.cluster.samplers.process import SamplerProcess
 from tests.support.paths import ROOT
 from tests.support.processes import gone, holders
@@ -79,6 +85,24 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process(
         tokens = [0 if each is None else each.token_id for each in result.decisions]
         deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
     process.submit(DecisionWork(6, Deltas(closed=sequences))).result()
+
+
+def test_what_has_happened_is_heard_once_a_step() -> None:
+    """With the first of the slots that its rows fill."""
+    told: list[Deltas] = []
+
+    def decide(work: DecisionWork) -> DecisionResult:
+        told.append(work.deltas)
+        return DecisionResult(work.step, (None,), 0.0)
+
+    slot = np.zeros(slot_bytes(SIZE, 1), np.uint8)
+    ring: Any = SimpleNamespace(take=lambda: slot, release=lambda: None)
+    order = SamplerOrder(SETTINGS, rows=1, slots=1, link=0, ring=(0, 0))
+    server = SamplerServer(SimpleNamespace(decide=decide), ring, order)
+    server.answer(Assignment(0, Deltas(closed=(7,)), None, RowNames((0, 1, 2))))
+    assert told[0] == Deltas(closed=(7,))
+    assert all(each is NO_DELTAS for each in told[1:])  # which no sampler looks into
+    assert len(told) == 3
 
 
 def test_several_threads_decide_the_same() -> None:

@@ -302,7 +302,7 @@ def test_replacements_take_their_share_of_the_sequences() -> None:
     after = [each.token_id for each in plane.submit(1, first_rows(6), candidates).result() if each]
     assert after == before
     assert plane.counters.lost == 3
-    _until(plane, candidates, lambda: plane.samplers == 3)
+    _until(plane, candidates, lambda: len(plane.load()) == 3)
     assert sorted(plane.load().values()) == [2, 2, 2]
     assert [e.token_id for e in plane.submit(2, first_rows(6), candidates).result() if e] == before
     plane.shut_down()
