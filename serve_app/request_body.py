@@ -20,6 +20,7 @@ from lexshard.serve_app.openai.errors import (
     bad_request,
     shortened,
 )
+from lexshard.serve_app.openai.protocol import may_hold_long_integers
 from lexshard.serve_app.openai.workers import Returned
 from lexshard.serve_app.server_state import ServerState
 
@@ -28,8 +29,9 @@ def decoded(body: bytes) -> Any:
     """What a JSON body holds.
 
     Raises:
-        ApiError: 400 for one that is no JSON, holds too much or a name twice: of that parsers keep
-            one or the other, and what a proxy has checked would not be what is done.
+        ApiError: 400 for one that is no JSON, holds too much or an integer of more than 64 bits, or
+            a name twice: of that parsers keep one or the other, and what a proxy has checked would
+            not be what is done.
     """
     if holds_too_much(body):
         raise bad_request(
@@ -44,9 +46,18 @@ def decoded(body: bytes) -> Any:
         raise bad_request("the body is nested too deeply") from error
     # A name that was given twice is missing there, and so is its colon. Only an escaped colon may
     # make up for it.
-    if body.count(b":") != again.count(b":") or b"\\u003" in body:
-        json.loads(body, object_pairs_hook=_names_once)
+    twice = body.count(b":") != again.count(b":") or b"\\u003" in body
+    if twice or may_hold_long_integers(body):
+        json.loads(body, object_pairs_hook=_names_once, parse_int=_of_64_bits)
     return value
+
+
+def _of_64_bits(digits: str) -> None:
+    """Raises:
+    ApiError: 400 for an integer of which a float has been made.
+    """
+    if not -(2**63) <= int(digits) < 2**64:
+        raise bad_request(f"the body holds an integer of more than 64 bits: {shortened(digits)}")
 
 
 def _names_once(pairs: list[tuple[str, Any]]) -> None:

@@ -37,6 +37,7 @@ class RequestRecord:
     status: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    choices: int = 1
     first_token_time: float | None = None
     piece_times: list[float] = field(default_factory=list)
     began: SequenceTiming | None = None

@@ -46,25 +46,26 @@ class Collector:
         """Raises RuntimeError for an event after the end."""
         if self.completion is not None:
             raise RuntimeError(f"{event.request_id} went on after its end")
-        self._token_ids.extend(event.token_ids)
-        self._logprobs.extend(event.logprobs)
         if event.prompt_logprobs is not None:
             self._prompt_logprobs = event.prompt_logprobs
-        stop_string = self._push_text(event)
+        used, stop_string = self._push_text(event)
+        self._token_ids.extend(event.token_ids[:used])
+        self._logprobs.extend(event.logprobs[:used])
         if stop_string is not None:
             self._finish(event, "stop", stop_string)
         elif event.finish_reason is not None:
             self._finish(event, event.finish_reason, event.stop_reason)
 
-    def _push_text(self, event: SequenceEvent) -> str | None:
-        """Feed the text; the stop string it completed. A token the engine stopped at is no text."""
-        if self._detokenizer is None:
-            return None
-        shown = event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
-        for token_id in shown:
-            if self._detokenizer.push(token_id):
-                return self._detokenizer.stop_string
-        return None
+    def _push_text(self, event: SequenceEvent) -> tuple[int, str | None]:
+        """Feed the text; how many tokens were used, and the stop string they completed. A token the
+        engine stopped at is no text."""
+        tokens, detokenizer = event.token_ids, self._detokenizer
+        if detokenizer is not None:
+            shown = tokens[:-1] if event.finish_reason == "stop" else tokens
+            for i, token_id in enumerate(shown):
+                if detokenizer.push(token_id):
+                    return i + 1, detokenizer.stop_string
+        return len(tokens), None
 
     def _finish(
         self, event: SequenceEvent, reason: FinishReason, stop_reason: int | str | None
@@ -79,7 +80,7 @@ class Collector:
             stop_reason=stop_reason,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
-            error=event.error,
+            error=None if reason == "stop" else event.error,
         )
 
 

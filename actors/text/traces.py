@@ -30,7 +30,8 @@ def read_traces(files: Sequence[Path], tokenizer: Any | None, vocabulary_size: i
     for path in files:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            for number, line in enumerate(content.splitlines(), 1):
+            # JSON may hold what else ends lines for Python, as U+2028.
+            for number, line in enumerate(content.split("\n"), 1):
                 if line.strip():
                     texts.append(_record(line, f"{path}, line {number}", tokenizer))
         else:
@@ -59,7 +60,7 @@ def _record(line: str, where: str, tokenizer: Any | None) -> tuple[int, ...]:
         raise ValueError(f"{where} has none of {', '.join(FIELDS)}")
     value = record[field]
     if field == "messages":
-        value = _conversation(value, where, tokenizer)
+        return _conversation(value, where, tokenizer)
     if isinstance(value, str):
         return _encoded(value, where, tokenizer)
     if isinstance(value, list) and all(isinstance(i, int) for i in value):
@@ -67,7 +68,7 @@ def _record(line: str, where: str, tokenizer: Any | None) -> tuple[int, ...]:
     raise ValueError(f"{where}: {field} is neither text nor token ids")
 
 
-def _conversation(messages: Any, where: str, tokenizer: Any | None) -> str:
+def _conversation(messages: Any, where: str, tokenizer: Any | None) -> tuple[int, ...]:
     if not isinstance(messages, list) or not all(
         isinstance(message, dict)
         and isinstance(message.get("role"), str)
@@ -77,10 +78,11 @@ def _conversation(messages: Any, where: str, tokenizer: Any | None) -> str:
         raise ValueError(f"{where}: messages need a role and a text content each")
     if tokenizer is not None and tokenizer.chat_template:
         asked = messages[-1]["role"] == "user"
-        return str(
+        text = str(  # with the special tokens, BOS among them
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
         )
-    return "\n\n".join(message["content"] for message in messages)
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+    return _encoded("\n\n".join(message["content"] for message in messages), where, tokenizer)
 
 
 def _encoded(text: str, where: str, tokenizer: Any | None) -> tuple[int, ...]:

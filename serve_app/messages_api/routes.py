@@ -34,8 +34,8 @@ async def create_message(call: HttpCall) -> ASGIApp:
         """What changes nothing is left behind: a reply would hold it to its end."""
         check_depth(body)
         asked = read_at(MessagesRequest, body)
-        model, chat = state.model_name(asked.model), message_body(asked, state.tokenizer.reads)
-        return bool(asked.stream), model, chat
+        reads = partial(state.tokenizer.reads, tools=bool(asked.tools))
+        return bool(asked.stream), state.model_name(asked.model), message_body(asked, reads)
 
     stream, model, chat = await call.read(read)
     writer = partial(MessagesWriter, model, call.record)
@@ -56,7 +56,8 @@ async def count_tokens(call: HttpCall) -> Response:
         check_depth(body)
         asked = read_at(CountTokensRequest, body)
         call.state.model_name(asked.model)
-        return prompt_body(asked, call.state.tokenizer.reads)
+        reads = partial(call.state.tokenizer.reads, tools=bool(asked.tools))
+        return prompt_body(asked, reads)
 
     chat = await call.read(read)
     try:

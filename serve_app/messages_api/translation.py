@@ -159,8 +159,8 @@ def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
         ApiError: 400 naming the place of what is wrong or is not implemented.
     """
     turns = Turns()
-    if asked.system:
-        text = "\n".join(read_texts(Piece(asked.system, "system")))
+    texts = [] if asked.system is None else read_texts(Piece(asked.system, "system"))
+    if text := "\n".join(texts):
         turns.add({"role": "system", "content": text}, "system")
     turns.read(Piece(asked.messages, "messages"))
     if not turns.messages:

@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from lexshard.actors.messages import SequenceEvent
 from lexshard.serve_app.admission import Ticket
 from lexshard.serve_app.engine_client import EngineClient, EventStream
@@ -38,19 +40,21 @@ class Generation:
         self._ticket = ticket
         self._record = record
         self._stream: EventStream | None = None
-        record.prompt_tokens = self.prompt_tokens
+        record.prompt_tokens, record.choices = self.prompt_tokens, len(choices)
         ticket.set_waiting(sum(choice.waiting_tokens for choice in choices))
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Deltas as they come; those of events that arrived together come together.
 
         Raises:
-            ApiError: the engine refused or lost a sequence. One that it refuses amid its output
-                only ends with the reason ``error``, unless no other comes to more.
+            ApiError: the engine refused or lost a sequence, whose text came before, as all did that
+                arrived with it. One that it refuses amid its output only ends with the reason
+                ``error``, unless no other comes to more.
         """
         by_id = {choice.request.request_id: choice for choice in self.choices}
         self._stream = stream = self._client.submit([choice.request for choice in self.choices])
         arrived_at = self._record.piece_times.append
+        failure: ApiError | None = None
         while self.running:
             deltas: list[Delta] = []
             events = await stream.arrived()
@@ -59,13 +63,17 @@ class Generation:
                 choice = by_id[event.request_id]
                 if choice.finish_reason is not None:
                     continue
-                if event.finish_reason in ("error", "abort") and not self._fails_alone(
-                    event, choice
-                ):
-                    raise failure_of(event, self._record.request_id)
+                fails = event.finish_reason in ("error", "abort")
+                fails = fails and not self._fails_alone(event, choice)
+                delta = choice.take(event)
+                if fails and delta.finish_reason != "stop":  # it came to no stop string before
+                    failure = failure or failure_of(event, self._record.request_id)
+                    choice.error = None
+                    if delta.first and not delta.token_ids:
+                        continue
+                    delta = replace(delta, finish_reason=None)
                 if event.timing is not None:
                     self._record.note_timing(event.timing)
-                delta = choice.take(event)
                 deltas.append(delta)
                 if delta.first:
                     self._note_first_token(choice.waiting_tokens)
@@ -75,6 +83,8 @@ class Generation:
                         self._client.cancel(event.request_id)
             if deltas:
                 yield deltas
+            if failure is not None:
+                raise failure
 
     @property
     def completion_tokens(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.serve_app.openai.chat_fields import ChatFields, template_messages
+from lexshard.serve_app.openai.chat_fields import ChatFields, Message, template_messages
 from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded, not_implemented
 from lexshard.serve_app.openai.protocol import MAX_PROMPTS, MAX_TEMPLATE_KWARGS_BYTES
 from lexshard.serve_app.openai.tokenization import (
@@ -29,6 +30,7 @@ PIECE_BYTES = 65_536
 BYTES_PER_MESSAGE = 64
 # The same of a bad word.
 BYTES_PER_WORD = 64
+_ANCHOR = "\n"  # what a word follows that does not begin a text
 
 RawPrompt = str | list[int]
 
@@ -132,7 +134,8 @@ class ToldMessages:
     def of(cls, chat: ChatFields) -> ToldMessages:
         """Takes a while for thousands. Raises `ApiError` as `template_messages`."""
         messages = template_messages(chat.messages)
-        return cls(messages, sum(map(_message_bytes, messages)))
+        sizes = (*map(_text_bytes, messages), *map(_call_bytes, chat.messages))
+        return cls(messages, sum(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ class TextReader:
         prompting = not continuing if prompting is None else prompting
         tokenizer, variables = self.tokenizer, body.chat_template_kwargs or {}
         if body.reasoning_effort is not None:
-            if not tokenizer.reads("reasoning_effort"):
+            if not tokenizer.reads("reasoning_effort", tools=bool(body.tools)):
                 raise not_implemented("reasoning_effort")
             effort = "xhigh" if body.reasoning_effort == "max" else body.reasoning_effort
             variables = {"reasoning_effort": effort, **variables}  # templates know no `max`
@@ -218,16 +221,22 @@ class TextReader:
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of each word, at the beginning of a text and after a space, as vLLM
-        has it; of white space as it is."""
+        has it; of white space as it is. Where a tokenizer begins every text with a space, those
+        without it, too."""
         if not words:
             return ()
+        tokenizer = self.tokenizer
 
         def encode() -> tuple[tuple[int, ...], ...]:
-            sequences = {
-                tuple(self.tokenizer.encode(text, add_special_tokens=False))
-                for word in words
-                for text in _spellings(word)
-            }
+            encoded = partial(tokenizer.encode, add_special_tokens=False)
+            anchor = encoded(_ANCHOR)
+            said = b"".join(map(tokenizer.token_bytes.__getitem__, anchor))
+            sequences: set[tuple[int, ...]] = set()
+            for text in chain.from_iterable(map(_spellings, words)):
+                sequences.add(tuple(encoded(text)))
+                behind = encoded(_ANCHOR + text) if said != _ANCHOR.encode() else []
+                if behind[: len(anchor)] == anchor:
+                    sequences.add(tuple(behind[len(anchor) :]))
             return tuple(sorted(sequences - {()}))
 
         return await self._run(sum(BYTES_PER_WORD + 2 * text_bytes(word) for word in words), encode)
@@ -244,10 +253,14 @@ def _spellings(word: str) -> tuple[str, ...]:
     return bare, f" {bare}"
 
 
-def _message_bytes(message: dict[str, Any]) -> int:
-    """Of all that a message says, its calls too."""
-    texts = sum(text_bytes(text) for text in message.values() if isinstance(text, str))
-    return texts + (json_bytes(message["tool_calls"], "messages") if "tool_calls" in message else 0)
+def _text_bytes(message: dict[str, Any]) -> int:
+    return sum(text_bytes(text) for text in message.values() if isinstance(text, str))
+
+
+def _call_bytes(message: Message) -> int:
+    """Of the calls of a message, whose arguments are still text."""
+    calls = message.get("tool_calls") or ()
+    return sum(text_bytes(str(text)) for call in calls for text in call[call["type"]].values())
 
 
 def json_bytes(value: Any, field: str) -> int:

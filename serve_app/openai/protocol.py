@@ -11,6 +11,7 @@ looked at.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -306,8 +307,17 @@ def parse(model: type[Model], body: Any) -> Model:
         raise bad_request(f"'{field}': {problem['msg']}", field, code) from error
 
 
+_DIGITS = bytes(48 if 48 <= byte < 58 else 0 for byte in range(256))
+_LONG = b"0" * 19  # as an integer of more than 64 bits is at least
+
+
+def may_hold_long_integers(text: bytes) -> bool:
+    """Whether integers of more than 64 bits may be in JSON, of which orjson makes floats."""
+    return _LONG in text.translate(_DIGITS)
+
+
 def read_object(text: str, place: str) -> dict[str, Any]:
-    """A JSON object that clients send as a text.
+    """A JSON object that clients send as a text. Its integers may be of any size.
 
     Raises:
         ApiError: 400 naming ``place`` where it is none, or holds more than a body may.
@@ -317,8 +327,12 @@ def read_object(text: str, place: str) -> dict[str, Any]:
         raise bad_request(f"'{place}' holds more than {most}", place)
     try:
         told = orjson.loads(text)
+        if may_hold_long_integers(text.encode()):
+            told = json.loads(text)  # which keeps them
     except orjson.JSONDecodeError as error:
         raise bad_request(f"'{place}' is no JSON: {error}", place) from error
+    except RecursionError as error:
+        raise bad_request(f"'{place}' is nested too deeply", place) from error
     if not isinstance(told, dict):
         raise bad_request(f"'{place}' must be a JSON object", place)
     return told

@@ -114,5 +114,6 @@ class StreamedResponse:
             failure = internal_error(request_id)
         if not started:
             raise failure
+        self._record.status = failure.status  # so it is counted and logged: 200 was too early
         last = writer.failed(failure)
         await send({"type": "http.response.body", "body": last, "more_body": False})

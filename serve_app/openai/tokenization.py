@@ -66,14 +66,16 @@ class ModelTokenizer:
         self.visible_token_bytes = TokenBytes(tokenizer, skip_special_tokens=True)
         self.workers = TextWorkers()
         templates = tokenizer.chat_template or None
-        self.chat_template: str | None = (
-            templates.get("default") if isinstance(templates, dict) else templates
-        )
-        self._template_variables = _variables(self.chat_template or "")
+        named = templates if isinstance(templates, dict) else {"default": templates}
+        self.chat_template: str | None = named.get("default")
+        # Of chats with tools, as transformers chooses it.
+        self._tool_template: str | None = named.get("tool_use", self.chat_template)
+        both = {self.chat_template, self._tool_template}
+        self._variables = {template: _variables(template or "") for template in both}
         added = tokenizer.added_tokens_decoder
         self.reply_format = reply_format(
-            self.chat_template or "",
-            self.reads("tools"),
+            self._tool_template or "",
+            self.reads("tools", tools=True),
             getattr(tokenizer, "response_template", None),
             {str(token): token_id for token_id, token in added.items()},
             forced=tool_format,
@@ -111,9 +113,9 @@ class ModelTokenizer:
         added = self._tokenizer.added_tokens_decoder.values()
         return frozenset(str(token) for token in added if token.special)
 
-    def reads(self, variable: str) -> bool:
-        """Whether the chat template reads such a variable."""
-        return variable in self._template_variables
+    def reads(self, variable: str, *, tools: bool = False) -> bool:
+        """Whether the chat template, that of chats with ``tools``, reads such a variable."""
+        return variable in self._variables[self._tool_template if tools else self.chat_template]
 
     def vocabulary(self) -> dict[str, int]:
         """Ids by token, added ones too."""
@@ -138,8 +140,8 @@ class ModelTokenizer:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary spells them; empty for ids beyond it."""
@@ -159,7 +161,8 @@ class ModelTokenizer:
             ApiError: 400 when the model has no template, the template refuses the messages, or
                 does not know one of the ``variables``, tools or calls of them.
         """
-        if self.chat_template is None:
+        template = self._tool_template if tools else self.chat_template
+        if template is None:
             raise bad_request(
                 "this model has no chat template: use /v1/completions with a prompt", "messages"
             )
@@ -168,23 +171,24 @@ class ModelTokenizer:
                 f"'{reserved[0]}' cannot be set through chat_template_kwargs",
                 "chat_template_kwargs",
             )
-        for name in variables.keys() - self._template_variables:
+        known = self._variables[template]
+        for name in variables.keys() - known:
             if variables[name] is not None:
                 field = f"chat_template_kwargs.{shortened(name)}"
                 raise bad_request(
                     f"the model's chat template does not read '{field}'"
-                    + did_you_mean(name, self._template_variables),
+                    + did_you_mean(name, known),
                     field,
                 )
-        if tools and not self.reads("tools"):
+        if tools and "tools" not in known:
             raise bad_request(
                 "the model's chat template does not read 'tools': this model calls none", "tools"
             )
         for i, message in enumerate(messages):
-            if "tool_calls" in message and "tool_calls" not in self.chat_template:
+            if "tool_calls" in message and "tool_calls" not in template:
                 field = f"messages.{i}.tool_calls"
                 raise bad_request(f"the model's chat template does not read '{field}'", field)
-        if "developer" not in self.chat_template:
+        if "developer" not in template:
             messages = [
                 message | {"role": "system"} if message["role"] == "developer" else message
                 for message in messages

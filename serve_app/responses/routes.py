@@ -80,7 +80,8 @@ async def _asked(call: HttpCall) -> AskedResponse:
     earlier = await _earlier(call, asked.previous_response_id)
 
     def translated() -> AskedResponse:
-        chat = chat_body(asked, earlier, state.tokenizer.reads)
+        reads = partial(state.tokenizer.reads, tools=bool(asked.tools))
+        chat = chat_body(asked, earlier, reads)
         kept = None if asked.store is False else orjson.dumps([*map(kept_item, items)])
         return AskedResponse(chat, beginning(asked, model), kept, bool(asked.stream))
 

@@ -23,6 +23,11 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 # In regular expressions: what is ahead, behind, or a word's edge.
 _LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# llguidance keeps numbers as float64, writes whole ones as int64, of which this is the largest and
+# what larger ones become, and bounds of others as decimals.
+_LARGEST = 2**63 - 1
+_LARGEST_DECIMAL = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,9 @@ def json_grammar(
     for _, part in parts(schema):
         if not style.additional and part.keys() & set(_MAPS):
             part.setdefault("additionalProperties", False)
-        if not strict and _looks_around(part):
-            del part["pattern"]
+        if not strict:
+            for keyword, _ in list(_left_out(part)):
+                del part[keyword]
     options: dict[str, Any] = {"lenient": not strict, "coerce_one_of": not strict}
     if style.whitespace is None:
         options["whitespace_flexible"] = False
@@ -74,12 +80,34 @@ def schema_bytes(schema: dict[str, Any], field: str) -> bytes:
     try:
         return orjson.dumps(nested)[_LEVELS_AROUND:-_LEVELS_AROUND]
     except orjson.JSONEncodeError as error:  # it came as JSON
-        raise bad_request(f"'{field}' is nested too deeply", field) from error
+        long = "64-bit" in str(error)
+        told = "holds an integer of more than 64 bits" if long else "is nested too deeply"
+        raise bad_request(f"'{field}' {told}", field) from error
 
 
-def _looks_around(part: dict[str, Any]) -> bool:
+def _left_out(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keywords that a grammar cannot have, and why."""
     pattern = part.get("pattern")
-    return isinstance(pattern, str) and _LOOKS_AROUND.search(pattern) is not None
+    if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
+        yield "pattern", "it looks around"
+    fractions = "number" in str(part.get("type", "number"))
+    for name in ("const", "enum", *_BOUNDS):
+        value = part.get(name)
+        most = _LARGEST_DECIMAL if fractions else _LARGEST - (name != "maximum")
+        far = name in _BOUNDS and isinstance(value, int | float) and abs(value) > most
+        if far or _is_inexact(value):
+            yield name, "a number is too large to be exact"
+
+
+def _is_inexact(value: Any) -> bool:
+    """Whether it holds an integer that is another one to llguidance."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(_is_inexact, value))
+    if not isinstance(value, int):
+        return False
+    return abs(value) > _LARGEST or float(value) != value != _LARGEST
 
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -101,11 +129,12 @@ def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
-    """What no grammar holds and llguidance does not tell by itself: patterns that look around, and
-    counts of names. Those of ``properties`` come once, in their order, others may come again."""
+    """What no grammar holds and llguidance does not tell by itself: patterns that look around,
+    integers that float64 does not hold, and counts of names. Those of ``properties`` come once, in
+    their order, others may come again."""
     for pointer, part in parts(schema):
-        if _looks_around(part):
-            yield f"'pattern' at '{shortened(pointer)}/pattern' (it looks around)"
+        for keyword, why in _left_out(part):
+            yield f"'{keyword}' at '{shortened(pointer)}/{keyword}' ({why})"
         least, required = part.get("minProperties"), part.get("required")
         known = len(required) if isinstance(required, list) else 0
         if isinstance(least, int) and least > max(1, known):

@@ -202,7 +202,9 @@ class _ReplyGrammar:
         """The rule of a call that is JSON as a whole, whose white space is that of ``options``."""
         self._count += 1
         rule = f"call_{self._count}"
-        arguments = self._schema(tool)
+        place = f"{tool.place}.parameters"
+        arguments = json_grammar(self._schema(tool), _STYLE, strict=tool.strict, field=place)
+        del arguments[OPTIONS]  # those of all of it are below
         schema = {
             **{name: arguments.pop(name) for name in _DEFINITIONS if name in arguments},
             "type": "object",

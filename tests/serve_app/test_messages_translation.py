@@ -236,6 +236,8 @@ def test_other_fields() -> None:
             "messages[1].content[0].content[0].type",
         ),
         ({"system": 5}, "system"),
+        ({"system": {}}, "system"),
+        ({"system": False}, "system"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0].type"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),

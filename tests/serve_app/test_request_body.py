@@ -260,6 +260,25 @@ def test_a_text_of_json_holds_no_more_than_a_body(
         read_object(text, "arguments")
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**300])
+def test_an_integer_that_would_become_another_is_refused(number: int) -> None:
+    for body in (f'{{"a": [{number}]}}', str(number)):
+        with pytest.raises(ApiError, match="the body holds an integer of more than 64 bits: "):
+            decoded(body.encode())
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 1e22, 0.1234567890123456789, f"{2**64}"])
+def test_other_long_numbers_are_read_as_they_are(value: Any) -> None:
+    assert decoded(json.dumps({"a": [value]}).encode()) == {"a": [value]}
+
+
+def test_a_text_of_json_keeps_integers_of_any_size() -> None:
+    told = {"a": [2**64, -(2**63) - 1, 10**300, 1.5]}
+    assert read_object(json.dumps(told), "arguments") == told
+    with suppress(ApiError):  # by how deep this Python reads
+        assert read_object('{"a":' + "[" * 1000 + str(2**64) + "]" * 1000 + "}", "arguments")
+
+
 def test_as_many_values_as_allowed_are_read() -> None:
     assert len(decoded(flat(MAX_JSON_VALUES - 1).encode())) == MAX_JSON_VALUES - 1
 

@@ -138,6 +138,40 @@ def test_a_failure_after_the_first_token_is_told_in_the_stream() -> None:
     assert "broken" not in chunks[-1]["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("error", "server_error"), ("abort", "service_unavailable_error")]
+)
+def test_what_comes_with_a_failure_is_told_before_it(reason: str, kind: str) -> None:
+    """It was lost: that another sequence had said at the same moment, too."""
+
+    def script(request: Request) -> Script:
+        return Script([ids("one two")], finish_reason=reason if request.choice else "length")
+
+    engine = MockEngine(script=script)
+    body = {"prompt": "a", "n": 2, "stop": ["wool"]}
+    *chunks, failure = stream("/v1/completions", body, engine)
+    told = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index, end in enumerate(["length", None]):
+        own = [choice for choice in told if choice["index"] == index]
+        assert "".join(choice["text"] for choice in own) == "one two"
+        assert own[-1]["finish_reason"] == end
+        assert "error" not in own[-1]
+    assert failure["error"]["type"] == kind
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_stop_string_before_a_failure_ends_the_text(streaming: bool) -> None:
+    engine = MockEngine(script=lambda _: Script([ids("one two")], finish_reason="error"))
+    body = {"prompt": "a", "stop": "two"}
+    if streaming:
+        told = stream("/v1/completions", body, engine)
+    else:
+        told = [post("/v1/completions", body, engine).json()]
+    choices = [chunk["choices"][0] for chunk in told]
+    assert "".join(choice["text"] for choice in choices) == "one "
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "two")
+
+
 # -- the wire: what is written when, and what a disconnect does ------------------------------------
 
 

@@ -75,6 +75,50 @@ def test_how_json_is_written_can_be_asked_for() -> None:
     assert not said(beside, '{"a": 1}')
 
 
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("const", 2**53 + 1),
+        ("const", {"a": [0, 2**64 - 1]}),
+        ("enum", [1, 1234567890123456789]),
+        ("minimum", 2**53 + 1),
+        ("minimum", -(2**63)),
+        ("maximum", 2**64 - 1),
+        ("maximum", 1e19),
+        ("exclusiveMaximum", 2**63 - 1),
+    ],
+)
+def test_a_number_that_would_be_taken_for_another_is_left_to_the_model(
+    keyword: str, value: Any
+) -> None:
+    schema = {"type": ["integer", "object"], keyword: value}
+    matcher, notes = compiled(read(schema_format(schema)))
+    place = f"'{keyword}' at '#/{keyword}' (a number is too large to be exact)"
+    assert notes == (f"{place} was left to the model",)
+    assert matches(matcher, str(2**53 + 1))
+    assert matches(matcher, str(2**64))
+    with pytest.raises(ApiError, match="no grammar holds "):
+        read(schema_format(schema, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((each, json.dumps(each)) for each in (0, True, -7, 2**53, 2**60, 2**63 - 1, 0.1)),
+        (1.0, "1"),
+        (1e22, "1" + "0" * 22),
+    ],
+)
+def test_numbers_that_float64_holds_are_held(value: Any, text: str) -> None:
+    for schema in ({"const": value}, {"enum": ["a", {"b": value}, value]}):
+        assert said(schema_format(schema, strict=True), text)
+        assert not said(schema_format(schema, strict=True), text + "1")
+    if type(value) is int:
+        schema = {"type": "integer", "maximum": value}
+        assert said(schema_format(schema, strict=True), text)
+        assert not said(schema_format(schema, strict=True), str(value + 1))
+
+
 ANY_OBJECT = {"type": "json_object"}
 TAG = {"triggers": ["<"], "structures": [{"begin": "<", "schema": POINT, "end": ""}]}
 

@@ -86,6 +86,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (schema_format({"$ref": "#"}), "response_format", "nothing matches it"),
     (schema_format({"x-guidance": {}}), "response_format", "'x-guidance' is set by this server"),
     (schema_format({"pattern": "(?=a)"}, strict=True), "response_format", "looks around"),
+    (schema_format({"const": 2**53 + 1}, strict=True), "response_format", "'const' at '#/const'"),
+    ({"guided_json": f'{{"const": {2**64}}}'}, "guided_json", "an integer of more than 64 bits"),
     ({"guided_regex": "(?=a)"}, "guided_regex", "look-around"),
     ({"structured_outputs": {}}, "structured_outputs", "needs one of"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "needs one of"),

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
-from tests.support.mock_engine import EOS, MockEngine, Script
+from tests.support.mock_engine import CHAT_TEMPLATE, EOS, MockEngine, Script, byte_tokenizer
 from tests.support.mock_server import HELLO, Client, events, listening, serve
 from tests.support.tool_chats import (
     CALLED,
@@ -311,6 +311,32 @@ def test_templates_get_tools_and_calls_as_objects() -> None:
         "<tool_call>clock:a=[2];</tool_call><tool_call>shell:input=ls;</tool_call>"
         "<tool_call>clock:</tool_call><tool shell 2>12:00<tool clock 1>x<assistant>"
     )
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 12345678901234567890123])
+def test_numbers_in_calls_are_told_to_their_last_digit(number: int) -> None:
+    """Beyond 64 bits they were floats: the next prompt told of another number."""
+    call = {"id": "1", "function": {"name": "clock", "arguments": f'{{"n": {number}}}'}}
+    engine = saying("Hello", SPELLED)
+    chat(engine, messages=[*HELLO, {**CALLED, "tool_calls": [call]}, RESULT])
+    prompt = SPELLED.decode(engine.requests[0].prompt_ids)
+    assert f"<tool_call>clock:n={number};</tool_call>" in prompt
+
+
+def test_chats_with_tools_are_written_by_the_template_that_is_for_them() -> None:
+    """As transformers chooses it: of Hermes and Command R the default one reads no tools."""
+    templates = {"default": CHAT_TEMPLATE, "tool_use": TEMPLATE + "{{ reasoning_effort }}"}
+    tokenizer = byte_tokenizer(templates)
+    engine = saying(OTHER, tokenizer)
+    history = [{"role": "developer", "content": "Go"}, *HELLO, CALLED, RESULT]
+    [choice] = chat(engine, tokenizer, messages=history, reasoning_effort="low")["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["clock"]
+    chat(engine, tokenizer, tools=None)
+    told, plain = (tokenizer.decode(request.prompt_ids) for request in engine.requests)
+    assert told.startswith("<tools>")
+    assert "<system>Go<user>Hi<assistant><tool_call>clock:</tool_call>" in told
+    assert told.endswith("<assistant>low")
+    assert plain == "<user>Hi\n<assistant>"
 
 
 @pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("max", "xhigh")])

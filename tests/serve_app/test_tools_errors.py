@@ -170,6 +170,24 @@ def test_parameters_that_no_grammar_goes_around_are_named() -> None:
     serve(ask, MockEngine(), tokenizer)
 
 
+def test_parameters_beside_an_answer_are_left_to_the_model_where_no_grammar_holds_them() -> None:
+    """As they are without one: calls and answers are JSON as a whole there."""
+    tokenizer = byte_tokenizer("{{ tools }}{{ messages }}")
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    parts = {"a": {"pattern": "(?=x)"}, "b": {"const": 2**53 + 1}}
+    body = {"messages": HELLO, "response_format": answer}
+
+    async def ask(client: Client) -> None:
+        tools = [function(parameters={"properties": parts})]
+        reply = await client.post(PATH, json={**body, "tools": tools})
+        assert reply.status_code == 200, reply.text
+        looked, large = reply.json()["constraint_notes"]
+        assert "'#/properties/a/pattern' (it looks around)" in looked
+        assert "'#/properties/b/const' (a number is too large" in large
+
+    serve(ask, MockEngine(), tokenizer)
+
+
 @pytest.mark.parametrize("template", ["plain", None])
 def test_a_model_that_reads_no_tools_is_offered_none(template: str | None) -> None:
     tokenizer = byte_tokenizer() if template else byte_tokenizer(None)

@@ -281,6 +281,9 @@ def test_text_in_text_out_and_stop_strings(engine: Engine, demo_tokenizer: Any) 
     stopped = engine.generate([text], SAMPLED, stop=[word])[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
     assert stopped.text == done[0].text[: done[0].text.index(word)]
+    ids = done[0].token_ids
+    ends = (end for end in range(len(ids) + 1) if word in demo_tokenizer.decode(ids[:end]))
+    assert stopped.token_ids == ids[: next(ends)]
     engine.check_idle()
 
 
