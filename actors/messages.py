@@ -119,12 +119,18 @@ class Request:
 
 def guesses_go_on(position: int, guesses: Sequence[int], token_ids: Sequence[int]) -> bool:
     """Whether ``guesses`` from ``position`` on are guesses behind ``token_ids``: what they begin
-    before its end must be what it says there. Others are dropped, with all that came after them and
-    was built on them."""
+    before its end must be what it says there. Others are dropped, with all that are built on
+    them."""
     if not guesses:
         return position <= len(token_ids)
     said = tuple(token_ids[position:])
     return position <= len(token_ids) and tuple(guesses[: len(said)]) == said
+
+
+def guesses_fell(position: int, guesses: Sequence[int], token_ids: Sequence[int]) -> bool:
+    """Whether one of ``guesses`` from ``position`` on is not what ``token_ids`` say there."""
+    said = tuple(token_ids[position : position + len(guesses)])
+    return tuple(guesses[: len(said)]) != said
 
 
 def guesses_that_stand(guesses: Sequence[int], token_ids: Sequence[int]) -> int:
@@ -148,8 +154,9 @@ class Drafts:
 
     ``proposals`` are what the guesses were drawn from, none where their drafter was certain. After
     what these guesses bring, ``alone`` more tokens are drawn unaided before it waits again.
-    ``number`` is what `SequenceEvent.answers` calls them. Raises ValueError for proposals that do
-    not fit the guesses.
+    ``number`` is what `SequenceEvent.answers` calls them. Those that are ``ahead`` are built on the
+    guess that all of those before them stand: else they are dropped. Raises ValueError for
+    proposals that do not fit the guesses.
     """
 
     request_id: str
@@ -159,6 +166,7 @@ class Drafts:
     proposals: tuple[DraftDistribution, ...] = ()
     alone: int = 0
     number: int = 0
+    ahead: bool = False
 
     def go_on_from(self, token_ids: Sequence[int]) -> bool:
         """Whether they are guesses behind ``token_ids``, a prompt and its output."""

@@ -13,7 +13,7 @@ from lexshard.actors.drafter.heads import frequency_head, full_head, routed_head
 from lexshard.actors.drafter.loading import load_draft_model
 from lexshard.actors.drafter.lookup import LookupDrafter
 from lexshard.actors.drafter.model import ModelDrafter
-from lexshard.actors.drafter.protocol import Drafter, GuessingModel
+from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.router.file import FILE_NAME, read_router_file
 from lexshard.actors.drafter.step_heads import WholeHead, certified_head
 from lexshard.actors.drafter.stepwise import StepwiseDrafter
@@ -41,15 +41,19 @@ def build_drafter(
 
 def drafter_of(
     model: LoadedModel, configuration: EngineConfiguration, *, blocks: int, vocabulary_size: int
-) -> GuessingModel:
+) -> Drafter:
     """The drafter that a loaded draft model is, with the head that ``configuration`` asks for. As
     `build_drafter`."""
     wanted = configuration.draft_head
+    size = min(model.vocabulary_size, model.body.vocabulary_size)
+    if size < vocabulary_size:
+        raise ValueError(
+            f"the draft model has {size} of {vocabulary_size} tokens: use one that was made for "
+            "the target's tokenizer"
+        )
     if wanted == "certified":
         certified = certified_head(configuration, model, vocabulary_size)
-        return StepwiseDrafter(
-            model.body, certified, blocks=blocks, vocabulary_size=vocabulary_size
-        )
+        return StepwiseDrafter(model.body, certified, blocks=blocks)
     # Its kernel caps no logits.
     if isinstance(model.body, FusedBody) and not model.head.softcap:
         head = _draft_head(configuration, model, vocabulary_size)
@@ -60,7 +64,7 @@ def drafter_of(
             "has no fused body, or soft-caps its logits: leave --draft-head out, or take certified"
         )
     whole = WholeHead(model.head, vocabulary_size)
-    return StepwiseDrafter(model.body, whole, blocks=blocks, vocabulary_size=vocabulary_size)
+    return StepwiseDrafter(model.body, whole, blocks=blocks)
 
 
 def _draft_head(

@@ -2,6 +2,7 @@
 
 After a step of the target a sequence's history holds the guesses that stood and one token more.
 The keys and values of those guesses are in the cache already; what lies behind them is overwritten.
+So it is with guesses that were given back in a history, to be guessed on from.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from lexshard.actors.drafter.task import DraftTask
 from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
+from lexshard.actors.messages import guesses_that_stand
 
 MOST_PENDING = 512  # tokens put in by one call, over all sequences: a long prompt takes several
 
@@ -21,20 +23,16 @@ MOST_PENDING = 512  # tokens put in by one call, over all sequences: a long prom
 @dataclass(slots=True, eq=False)
 class CachedSequence:
     """A sequence's blocks: the keys and values of the first ``known`` tokens of its history and of
-    the ``guessed`` ones after them."""
+    the ``guessed`` ones after them. The last history was ``put`` in so far."""
 
     blocks: list[int] = field(default_factory=list)
     known: int = 0
     guessed: list[int] = field(default_factory=list)
+    put: int = 0
 
     def agreed(self, history: list[int]) -> int:
         """How many tokens of ``history`` are in the cache."""
-        agreed = self.known
-        for guess, token in zip(self.guessed, history[self.known :], strict=False):
-            if guess != token:
-                break
-            agreed += 1
-        return agreed
+        return self.known + guesses_that_stand(self.guessed, history[self.known :])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +53,18 @@ class Turn:
 
     def finish(self, guesses: list[int]) -> None:
         """The tokens are in the cache, and all ``guesses`` but the last."""
-        self.cached.known = self.start + self.count
-        self.cached.guessed = guesses[:-1]
+        history, put = self.task.history, self.start + self.count
+        known = min(put, len(history) - self.task.ahead)
+        self.cached.known, self.cached.put = known, put
+        self.cached.guessed = history[known:put] + guesses[:-1]
 
 
 class DraftCache:
     """Blocks for the sequences drafted for, least recently drafted first out.
 
-    ``least_pending`` tokens are put in at least, where a history has so many. Raises ValueError if
-    there is no block at all.
+    ``least_pending`` tokens are put in at least where not all that was put in last is known to
+    stand, and a history has so many. ``behind`` are the indices of the last call's tasks that have
+    not caught up, but will. Raises ValueError if there is no block at all.
     """
 
     def __init__(self, blocks: int, max_positions: int, *, least_pending: int = 1) -> None:
@@ -71,6 +72,7 @@ class DraftCache:
         self._max_positions = max_positions
         self._least_pending = least_pending
         self._cached: dict[int, CachedSequence] = {}  # in the order of their last turns
+        self.behind: set[int] = set()
 
     def turns(self, tasks: Sequence[DraftTask]) -> list[Turn]:
         """What to do for the tasks that want guesses, those with the fewest pending tokens first.
@@ -89,16 +91,19 @@ class DraftCache:
                 continue
             cached = self._cached.get(task.sequence)
             start = cached.agreed(task.history) if cached else 0
-            if start >= length:
-                start = max(0, length - self._least_pending)
+            if cached and (start >= length or start < cached.put):
+                start = max(0, min(start, length - self._least_pending))
             pending.append((length - start, index))
         turns, left = [], MOST_PENDING
+        self.behind = set()
         for wished, index in sorted(pending):
             task, count = tasks[index], min(wished, left)
             length = len(task.history)
             # The last guess is not put in.
             most = min(task.most, self._max_positions - length + 1)
             cached = self._room(task.sequence, length + most - 1, wanted) if count else None
+            if count < wished and (cached or not count):
+                self.behind.add(index)
             if cached is None:
                 continue
             left -= count
@@ -111,13 +116,6 @@ class DraftCache:
         cached = self._cached.pop(sequence, None)
         if cached is not None:
             self._pool.release(cached.blocks)
-
-    def roll_back(self, sequence: int, length: int) -> None:
-        """Only the first ``length`` tokens of its history still are what was put in; unknown names
-        are ignored."""
-        cached = self._cached.get(sequence)
-        if cached is not None and length <= cached.known:
-            cached.known, cached.guessed = length, []
 
     @property
     def used(self) -> int:

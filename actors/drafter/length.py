@@ -51,7 +51,7 @@ class LengthRule(Protocol):
         """``stood`` of the ``drafted`` guesses for a sequence stood in a step."""
 
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
-        """So many guesses one after the other, for so many sequences at once."""
+        """So many guesses one after the other, perhaps none, for so many sequences at once."""
 
     def beginning_took(self, sequences: int, seconds: float) -> None:
         """The first guesses for so many sequences, whose tokens the drafter had to read first."""
@@ -196,7 +196,8 @@ class MeasuredLength:
         self._history.add(sequence, drafted, stood)
 
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
-        self._draft_step.observe(sequences, seconds / depth)
+        if depth or not self._draft_step:  # to have nothing to say is quick
+            self._draft_step.observe(sequences, seconds / max(1, depth))
 
     def beginning_took(self, sequences: int, seconds: float) -> None:
         self._beginning.observe(sequences, seconds)

@@ -85,7 +85,8 @@ class LookupDrafter:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`. It is certain of every guess."""
         held = sum(index.size for index in self._indices.values())
-        left = min(TOKENS_PER_CALL, TOKENS_IN_ALL - held)
+        room = TOKENS_IN_ALL - held
+        left = min(TOKENS_PER_CALL, room)
         drafts = []
         for task in tasks:
             guesses: list[int] = []
@@ -97,7 +98,7 @@ class LookupDrafter:
                 place = index.find(task.history)
                 if place is not None:
                     guesses = task.history[place : place + task.most]
-            drafts.append(Draft(guesses))
+            drafts.append(Draft(guesses, reads=left <= 0 < room))
         return drafts
 
     def forget(self, sequence: int) -> None:

@@ -22,7 +22,7 @@ class ModelDrafter:
     looked at; ids from ``vocabulary_size`` on, the target's, are never guessed. What is guessed
     for a sequence depends on its history alone.
 
-    Raises ValueError where the head does not fit the body, or the body lacks tokens of the target.
+    Raises ValueError where the head does not fit the body.
     """
 
     name = "model"
@@ -30,11 +30,6 @@ class ModelDrafter:
     def __init__(
         self, body: FusedBody, head: DraftHead, *, blocks: int, vocabulary_size: int
     ) -> None:
-        if body.vocabulary_size < vocabulary_size:
-            raise ValueError(
-                f"the draft model embeds {body.vocabulary_size} of {vocabulary_size} tokens: use "
-                "one that was made for the target's tokenizer"
-            )
         tokens = np.where(head.ids < vocabulary_size, head.ids, np.int32(-1))
         self._head = head._replace(ids=tokens)
         check_head(self._head, body.hidden_size, vocabulary_size)
@@ -51,8 +46,8 @@ class ModelDrafter:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
         """See `actors.drafter.protocol.Drafter`. Who has not caught up with a long prompt gets no
         guess yet, and who finds no room in the cache none at all."""
-        proposed = [Draft() for _ in tasks]
         turns = self._cache.turns(tasks)
+        proposed = [Draft(reads=index in self._cache.behind) for index in range(len(tasks))]
         if not turns:
             return proposed
         drafted = draft(self._stack, self._head, self._pending(turns))
@@ -62,7 +57,8 @@ class ModelDrafter:
                 Proposal(self._tokens, logits[self._places], turn.task.inverse_temperature)
                 for logits in (drafted.logits[index, : len(guesses)] if turn.task.propose else ())
             ]
-            proposed[turn.index] = Draft(guesses, drawn_from)
+            if guesses:
+                proposed[turn.index] = Draft(guesses, drawn_from)
             turn.finish(guesses)
         if self._routed:
             for turn, states in zip(turns, drafted.states, strict=True):
@@ -70,10 +66,6 @@ class ModelDrafter:
                 known = max(1, len(proposed[turn.index].token_ids))
                 self._states[turn.task.sequence] = last, states[:known]
         return proposed
-
-    def roll_back(self, sequence: int, length: int) -> None:
-        """See `actors.drafter.protocol.GuessingModel`."""
-        self._cache.roll_back(sequence, length)
 
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""

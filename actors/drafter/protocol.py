@@ -18,10 +18,3 @@ class Drafter(Protocol):
 
     def forget(self, sequence: int) -> None:
         """A sequence has ended. One that was never drafted for may be named, too."""
-
-
-class GuessingModel(Drafter, Protocol):
-    """A drafter whose guesses may be given back to it as if they had been said."""
-
-    def roll_back(self, sequence: int, length: int) -> None:
-        """Only the first ``length`` tokens of the sequence's last history were said."""

@@ -42,14 +42,9 @@ class StepHead(Protocol):
 
 
 class WholeHead:
-    """Every logit of the target's tokens. Raises ValueError where ``head`` lacks some."""
+    """Every logit of the target's tokens."""
 
     def __init__(self, head: HeadWeights, vocabulary_size: int) -> None:
-        if len(head.weight) < vocabulary_size:
-            raise ValueError(
-                f"the draft model has {len(head.weight)} of {vocabulary_size} tokens: use one "
-                "that was made for the target's tokenizer"
-            )
         self._head = head
         self._ids = np.arange(vocabulary_size, dtype=np.int32)
 

@@ -19,18 +19,11 @@ from lexshard.kernels.truncate import truncate
 class StepwiseDrafter:
     """As `actors.drafter.model.ModelDrafter`, for bodies that are not fused, for GPUs, and for
     heads that the native call has not: every step goes through the body's ``forward`` and ``head``.
-
-    Raises ValueError where the body lacks tokens of the target.
     """
 
     name = "model"
 
-    def __init__(self, body: Body, head: StepHead, *, blocks: int, vocabulary_size: int) -> None:
-        if body.vocabulary_size < vocabulary_size:
-            raise ValueError(
-                f"the draft model embeds {body.vocabulary_size} of {vocabulary_size} tokens: use "
-                "one that was made for the target's tokenizer"
-            )
+    def __init__(self, body: Body, head: StepHead, *, blocks: int) -> None:
         self._body = body
         self._head = head
         self._cache = DraftCache(blocks, body.max_positions)
@@ -64,11 +57,8 @@ class StepwiseDrafter:
             put_in = [proposed[turn.index][-1:] for turn in active]
         for turn in turns:
             turn.finish(proposed[turn.index])
-        return [Draft(*each) for each in zip(proposed, drawn_from, strict=True)]
-
-    def roll_back(self, sequence: int, length: int) -> None:
-        """See `actors.drafter.protocol.GuessingModel`."""
-        self._cache.roll_back(sequence, length)
+        reads = map(self._cache.behind.__contains__, range(len(proposed)))
+        return [Draft(*each) for each in zip(proposed, drawn_from, reads, strict=True)]
 
     def forget(self, sequence: int) -> None:
         """See `actors.drafter.protocol.Drafter`."""

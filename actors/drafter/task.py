@@ -18,7 +18,8 @@ class DraftTask:
 
     Whoever draws guesses with the noise of ``key`` (`kernels.noise`) at ``inverse_temperature`` (0:
     the best token) from what top-k (0: all), top-p and min-p leave draws as the target will, and is
-    right more often. ``propose`` says that what each guess was drawn from is wanted, too.
+    right more often. ``propose`` says that what each guess was drawn from is wanted, too. The last
+    ``ahead`` tokens of the history are guesses themselves: the next history may have others.
     """
 
     sequence: int
@@ -30,15 +31,23 @@ class DraftTask:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    ahead: int = 0
 
     @classmethod
     def of(
-        cls, sequence: int, state: SequenceState, history: list[int], most: int, *, propose: bool
+        cls,
+        sequence: int,
+        state: SequenceState,
+        history: list[int],
+        most: int,
+        *,
+        propose: bool,
+        ahead: int = 0,
     ) -> DraftTask:
         """Drawn as the target draws what ``state`` is of."""
         key, heat, top_k = state.key, state.inverse_temperature, state.top_k
         top_p, min_p = state.parameters.top_p, state.parameters.min_p
-        return cls(sequence, history, most, key, heat, propose, top_k, top_p, min_p)
+        return cls(sequence, history, most, key, heat, propose, top_k, top_p, min_p, ahead)
 
     @property
     def truncates(self) -> bool:
@@ -53,7 +62,9 @@ class DraftTask:
 
 class Draft(NamedTuple):
     """The guesses for one sequence. ``proposals`` are what they were drawn from, where that was
-    asked for and the drafter was not certain of them."""
+    asked for and the drafter was not certain of them. Without guesses, ``reads`` says that it has
+    not read all of the history yet."""
 
     token_ids: Sequence[int] = ()
     proposals: Sequence[Proposal] = ()
+    reads: bool = False

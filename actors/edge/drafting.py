@@ -7,10 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from lexshard.actors.drafter.draft_cache import MOST_PENDING
-from lexshard.actors.drafter.protocol import GuessingModel
+from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.drafter.task import Draft, DraftTask
-from lexshard.actors.edge.frames import MOST_GUESSES, EdgeMode, FrameCodec, GuessBatch
+from lexshard.actors.edge.frames import (
+    MOST_GUESSES,
+    MOST_RESOLUTION,
+    EdgeMode,
+    FrameCodec,
+    GuessBatch,
+)
 from lexshard.actors.edge.lattice import Lattice, lattice_bits, least_bits
 from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
@@ -92,6 +97,8 @@ class EdgeSettings:
             raise ValueError(f"a batch has 1 to {MOST_GUESSES} guesses and a budget above 0 bits")
         if not 0 <= self.thrift <= 1:
             raise ValueError(f"thrift {self.thrift} must be from 0 to 1")
+        if self.size < 1 or not 1 <= self.resolution <= MOST_RESOLUTION:
+            raise ValueError(f"a distribution has a token and 1 to {MOST_RESOLUTION} parts")
         self.threshold()
 
     def threshold(self) -> ConformalThreshold:
@@ -104,7 +111,7 @@ class EdgeDrafter:
 
     def __init__(
         self,
-        model: GuessingModel,
+        model: Drafter,
         settings: EdgeSettings,
         request: Request,
         sequence: int,
@@ -118,7 +125,7 @@ class EdgeDrafter:
         self._model = model
         self._settings = settings
         self._sequence = sequence
-        self._heard = 0  # length of the text that the threshold has heard of
+        self._heard = 0  # length of the text: what a history has behind it are guesses
 
     def draft(self, history: list[int], most: int) -> GuessBatch:
         """A batch without a number: 1 to ``most`` guesses, or none where the model has no room."""
@@ -149,11 +156,11 @@ class EdgeDrafter:
 
     def _propose(self, history: list[int], most: int, *, propose: bool = False) -> Draft:
         """Guesses, as soon as the model has read the history: a long one takes several calls."""
-        task = DraftTask.of(self._sequence, self._state, history, most, propose=propose)
-        for _ in range(len(history) // MOST_PENDING + 1):
+        own, ahead = (self._sequence, self._state), len(history) - self._heard
+        task = DraftTask.of(*own, history, most, propose=propose, ahead=ahead)
+        [drafted] = self._model.propose([task])
+        while drafted.reads:
             [drafted] = self._model.propose([task])
-            if drafted.token_ids:
-                break
         return drafted
 
     def _quantised(self, proposal: Proposal) -> tuple[Lattice, float]:
@@ -182,15 +189,13 @@ class EdgeDrafter:
         """The text has ``length`` tokens now; what was guessed to follow ``goes_on``, or fell."""
         self.threshold.heard(length - self._heard, goes_on=goes_on)
         self._heard = length
-        if not goes_on:
-            self._model.roll_back(self._sequence, length)
 
     def close(self) -> None:
         """The text has ended."""
         self._model.forget(self._sequence)
 
 
-def warm_up(model: GuessingModel, settings: EdgeSettings, vocabulary_size: int) -> None:
+def warm_up(model: Drafter, settings: EdgeSettings, vocabulary_size: int) -> None:
     """Compiles what drafting in this mode takes: the first text is not to take it for its price."""
     request = Request("warm up", 0, (0, 1), SamplingParameters())
     drafter = EdgeDrafter(model, settings, request, 0, vocabulary_size)

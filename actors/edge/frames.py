@@ -13,10 +13,11 @@ from lexshard.actors.messages import guesses_go_on
 
 EdgeMode = Literal["same-token", "ksqs", "csqs", "qs"]
 MOST_GUESSES = 255  # of a batch
-VERSION = 6  # of frames, and of all that crosses a session: told when it begins
+MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
+VERSION = 7  # of frames, and of all that crosses a session: told when it begins
 # Frames begin with one 0, which no array of msgpack does.
 NUMBER_BITS, POSITION_BITS, COUNT_BITS = 6, 24, MOST_GUESSES.bit_length()
-HEADER_BITS = 1, NUMBER_BITS, POSITION_BITS, COUNT_BITS, COUNT_BITS
+HEADER_BITS = 1, NUMBER_BITS, 1, POSITION_BITS, COUNT_BITS, COUNT_BITS
 NUMBERS = 1 << NUMBER_BITS
 PLACE_BITS = 4  # of a batch among those that have no answer
 MOST_LATTICE_BITS = 16_384  # a code of half a large vocabulary takes a quarter of a minute
@@ -30,13 +31,15 @@ class FrameError(ValueError):
 class GuessBatch:
     """Guesses from ``position`` on, an index in prompt and output; ``lattices`` are what they were
     drawn from, none where the other side draws with the same noise. Behind what they bring it may
-    draw ``alone`` tokens unaided."""
+    draw ``alone`` tokens unaided. One that is ``ahead`` is built on the guess that all of the batch
+    before it stand."""
 
     number: int
     position: int
     token_ids: tuple[int, ...]
     lattices: tuple[Lattice, ...] = ()
     alone: int = 0
+    ahead: bool = False
 
     def goes_on_from(self, token_ids: Sequence[int]) -> bool:
         """Whether it is one behind ``token_ids``, a prompt and its output."""
@@ -86,7 +89,7 @@ class FrameCodec:
     def encode(self, batch: GuessBatch) -> bytes:
         """Raises ValueError for a batch that this mode cannot say."""
         number = batch.number % NUMBERS
-        header = 0, number, batch.position, len(batch.token_ids), batch.alone
+        header = 0, number, batch.ahead, batch.position, len(batch.token_ids), batch.alone
         fields = [*zip(header, HEADER_BITS, strict=True)]
         for token_id, lattice in zip_longest(batch.token_ids, batch.lattices):
             if (lattice is None) != (self.mode == "same-token"):
@@ -107,7 +110,7 @@ class FrameCodec:
     def decode(self, content: bytes) -> GuessBatch:
         """Raises `FrameError`."""
         bits = _Reader(content)
-        _, number, position, count, alone = map(bits.read, HEADER_BITS)
+        _, number, ahead, position, count, alone = map(bits.read, HEADER_BITS)
         token_ids: list[int] = []
         lattices: list[Lattice] = []
         for _ in range(count):
@@ -118,7 +121,7 @@ class FrameCodec:
             likely = lattices[-1].likely
             token_ids.append(int(likely[bits.read(_place_bits(lattices[-1]), len(likely))]))
         bits.end()
-        return GuessBatch(number, position, tuple(token_ids), tuple(lattices), alone)
+        return GuessBatch(number, position, tuple(token_ids), tuple(lattices), alone, bool(ahead))
 
     def encode_verdict(self, verdict: BatchVerdict, untold: Sequence[int]) -> bytes:
         """``untold`` are the guesses that are not told yet, of each batch as verdicts count."""

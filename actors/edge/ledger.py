@@ -14,6 +14,7 @@ from lexshard.actors.messages import (
     Request,
     SequenceEvent,
     VerifyMode,
+    guesses_fell,
     guesses_that_stand,
 )
 
@@ -57,13 +58,16 @@ class TextLedger:
 class GuessChain(TextLedger):
     """The device's.
 
-    Batches are sent one behind the other, each on the guess that all before it stand. The target
-    takes them up in order; one that does not go on from what it has said it drops, with all that
-    have come until then (`actors.messages.guesses_go_on`), and the same is done here. One that it
-    took up all the same, because it came later than it was dropped here, is heard, too.
+    Batches are sent one behind the other, ahead of verdicts on the guess that all before them
+    stand. The target takes them up in order; one that does not go on from what it has said
+    (`actors.messages.guesses_go_on`) it drops, with those built on it, and the same is done here.
     """
 
     _dropped = 0  # number of the last batch that was
+
+    def note(self, batch: GuessBatch) -> GuessBatch:
+        """It is ahead where others are on their way."""
+        return super().note(replace(batch, ahead=bool(self.going)))
 
     @property
     def going(self) -> list[GuessBatch]:
@@ -88,9 +92,12 @@ class GuessChain(TextLedger):
 
     def told(self, token_ids: Sequence[int], answered: int | None) -> None:
         super().told(token_ids, answered)
-        going = self.going
-        if going and not going[0].goes_on_from(self.said):
-            self._dropped = self.last
+        fell = guesses_fell(self.answered.position, self.answered.token_ids, self.said)
+        for batch in self.going:
+            fell = (fell and batch.ahead) or not batch.goes_on_from(self.said)
+            if not fell:
+                break
+            self._dropped = batch.number
 
 
 class VerifiedText(TextLedger):
@@ -119,9 +126,9 @@ class VerifiedText(TextLedger):
             raise FrameError(f"guesses from position {batch.position} on are of no text")
         told = ((each.likely.tolist(), each.logits.tolist()) for each in batch.lattices)
         proposals = tuple(DraftDistribution(tuple(ids), tuple(logits)) for ids, logits in told)
-        name, choice = request.request_id, request.choice
+        own, alone = (request.request_id, request.choice, batch.position), batch.alone
         number = self.note(replace(batch, lattices=())).number
-        return Drafts(name, choice, batch.position, batch.token_ids, proposals, batch.alone, number)
+        return Drafts(*own, batch.token_ids, proposals, alone, number, batch.ahead)
 
     def happened(self, event: SequenceEvent) -> bytes | None:
         """The verdict that tells of ``event``; None where that tells more than a verdict can."""

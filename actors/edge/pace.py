@@ -89,13 +89,20 @@ class DraftPace:
         length, rate = self._length()
         if length == 0:  # what was dear once is tried again, or nothing would ever tell
             self._draft *= 0.9
-        if self._thrift < 1 and not self.own_seconds:
-            return Pace(0, FIRST_ALONE)
-        if self.own_seconds and (1 - self._thrift) / self.own_seconds > rate:
-            # Twice what it draws in a round trip: it is asked again when half of it has come.
-            run = math.ceil(2 * self.round_trip / self.own_seconds)
-            return Pace(0, min(MOST_ALONE, max(LEAST_ALONE, run)))
+        if self.run and (not self.own_seconds or (1 - self._thrift) / self.own_seconds > rate):
+            return Pace(0, self.run)
         return Pace(length)
+
+    @property
+    def run(self) -> int:
+        """Tokens that a target which draws alone is asked for at once; 0: it never is."""
+        if self._thrift == 1:
+            return 0
+        if not self.own_seconds:
+            return FIRST_ALONE
+        # Twice what it draws in a round trip: it is asked again when half of it has come.
+        run = math.ceil(2 * self.round_trip / self.own_seconds)
+        return min(MOST_ALONE, max(LEAST_ALONE, run))
 
     @property
     def lead(self) -> int:

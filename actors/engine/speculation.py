@@ -54,7 +54,7 @@ class Speculation:
         self._rules = make_rule(False), make_rule(True)
         self._drafted: Collection[int] = ()  # in the step before
         # The sequences for which nothing is guessed, for so many steps more, and since how many.
-        self._resting_for: list[Sequence] = []
+        self._resting_for: set[Sequence] = set()
         self._rests, self._rested = 0, 0
         self._timings: list[CostTiming] = []  # while everyone gets so many guesses
 
@@ -92,7 +92,7 @@ class Speculation:
 
     def draft(self, drawing: list[Sequence], counters: Counters) -> None:
         """Guesses for the sequences that draw next and have no other drafter."""
-        if self._rests and self.forced_length is None and drawing == self._resting_for:
+        if self._rests and self.forced_length is None and self._resting_for == {*drawing}:
             self._rests -= 1
             self._rested += 1
             return
@@ -102,7 +102,9 @@ class Speculation:
         if not drawing:
             return
         lengths = self._lengths(drawing)
-        self._resting_for = asked
+        self._resting_for = {*asked}
+        if any(each not in lengths and self._drafts_for(each) for each in asked):
+            self._rests = 0  # the next step may begin to guess for it
         chosen = []
         tasks = []
         for sequence in drawing:
@@ -130,7 +132,7 @@ class Speculation:
         asked about; None: for ever."""
         if self.forced_length == 0 or not any(map(self._drafts_for, drawing)):
             return None
-        return 1 + self._rests if drawing == self._resting_for else 1
+        return 1 + self._rests if self._resting_for == {*drawing} else 1
 
     def _guesses_for(self, sequence: Sequence) -> bool:
         """Now. A first token is no tested guess: where a step ends within its prompt would say."""
@@ -170,10 +172,12 @@ class Speculation:
             sequence.drafted.extend(guessed.token_ids[: task.most])
             sequence.proposals = guessed.proposals
             depth = max(depth, len(sequence.drafted))
+            if not (guessed.token_ids or guessed.reads):  # as a guess that falls: it does not pay
+                self._tested(sequence, 1, 0)
         names = {task.sequence for task in tasks}
         if names.isdisjoint(self._drafted):
             self._took(CostTiming("beginning", len(tasks), seconds))
-        elif depth and names.issubset(self._drafted):  # no prompt had to be read first
+        elif names.issubset(self._drafted) and not any(each.reads for each in guesses):
             self._took(CostTiming("drafting", len(tasks), seconds, depth))
         self._drafted = names
 
@@ -183,7 +187,7 @@ class Speculation:
         if not self._rested and all(chunk.draws == chunk.count for chunk in plan.chunks):
             steps = plan.steps
             self._took(CostTiming("step", plan.tokens // steps, seconds / steps, steps=steps))
-        if plan.steps > 1 and [chunk.sequence for chunk in plan.chunks] == self._resting_for:
+        if plan.steps > 1 and {chunk.sequence for chunk in plan.chunks} == self._resting_for:
             more = min(self._rests, plan.steps - 1)  # which it was not asked about
             self._rests -= more
             self._rested += more
@@ -192,9 +196,12 @@ class Speculation:
         """So many tokens were drawn where ``chunk`` had guesses, ``stood`` of which stand."""
         # One that ended in the midst says nothing of the guesses after its end.
         tested = stood if stood == drawn else len(chunk.drafted)
-        if tested and self.forced_length is None:  # what is said to measure costs is no text
-            sequence = chunk.sequence
-            self._rules[sequence.tests_guesses].heard(sequence.arrival, tested, stood)
+        if tested:
+            self._tested(chunk.sequence, tested, stood)
+
+    def _tested(self, sequence: Sequence, guesses: int, stood: int) -> None:
+        if self.forced_length is None:  # what is said to measure costs is no text
+            self._rules[sequence.tests_guesses].heard(sequence.arrival, guesses, stood)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended."""

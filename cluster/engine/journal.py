@@ -65,8 +65,8 @@ class _Entry:
         return (*self.request.prompt_ids, *self.received)
 
     def drop_drafts(self, event: SequenceEvent) -> None:
-        """Those that it answers, and those that it contradicts, as the engine has. ``event`` is
-        received."""
+        """Those that it answers. What ``event``, which is received, contradicts the engine drops
+        itself: behind that there may be others."""
         said = self.said
         for drafts in self.drafts:
             if drafts.number == event.answers:
@@ -77,8 +77,6 @@ class _Entry:
                 self.answered, self.alone_to = drafts.number, before + brought + drafts.alone
         if event.answers is not None:
             self.drafts = [each for each in self.drafts if each.number > event.answers]
-        if self.drafts and not self.drafts[0].go_on_from(said):
-            self.drafts.clear()
 
     def handed_on(self) -> list[Drafts]:
         """What a new engine has to be told: first, how far the text goes on alone."""

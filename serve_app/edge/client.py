@@ -19,7 +19,7 @@ from websockets.exceptions import WebSocketException
 from lexshard.actors.configuration import DraftHeadChoice, EngineConfiguration, EngineInformation
 from lexshard.actors.drafter.build import drafter_of
 from lexshard.actors.drafter.loading import load_draft_model
-from lexshard.actors.drafter.protocol import GuessingModel
+from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.edge.drafting import EdgeDrafter, EdgeSettings
 from lexshard.actors.edge.frames import FrameError
 from lexshard.actors.edge.pace import DraftPace
@@ -45,7 +45,7 @@ MOST_BLOCKS = 16_384
 class EdgeModel(NamedTuple):
     """What drafts, what it reads, and what an engine of it alone would say of itself."""
 
-    drafter: GuessingModel
+    drafter: Drafter
     tokenizer: ModelTokenizer
     information: EngineInformation
 
@@ -137,11 +137,11 @@ class EdgeClient:
     def submit(self, requests: Sequence[Request]) -> JournalStream:
         stream = JournalStream([request.request_id for request in requests], self._close)
         for request in requests:
-            name, emit = request.request_id, partial(self._emit, stream)
+            name = request.request_id
             if not self.ready:
-                emit(SequenceEvent.failure(request, self.away or "no server", "abort"))
+                stream.put(SequenceEvent.failure(request, self.away or "no server", "abort"))
                 continue
-            self._texts[name] = asyncio.create_task(self._say(request, emit))
+            self._texts[name] = asyncio.create_task(self._say(request, stream.put))
             self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
@@ -163,12 +163,6 @@ class EdgeClient:
         await self._link.close()
         self._executor.shutdown()
 
-    def _emit(self, stream: JournalStream, event: SequenceEvent) -> None:
-        stream.put(event)
-        if event.finish_reason == "abort" and self.away is None:
-            self.away = event.error
-            self.start(self._changed)
-
     async def _say(self, request: Request, emit: Emit) -> None:
         """One text, to its end."""
         size, number = self.information.vocabulary_size, next(self._sequences)
@@ -184,6 +178,11 @@ class EdgeClient:
             if self.away is not None:  # the device stops; else the client has gone
                 emit(SequenceEvent.failure(request, self.away, "abort"))
             raise
+        except CloudError as error:
+            emit(SequenceEvent.failure(request, str(error), "abort"))
+            if self.away is None:
+                self.away = str(error)
+                self.start(self._changed)
         except (FrameError, msgspec.DecodeError) as error:
             logger.error("the server says what cannot be: %s", error)
             emit(SequenceEvent.failure(request, str(error)))

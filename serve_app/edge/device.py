@@ -20,7 +20,7 @@ from lexshard.actors.edge.ledger import MOST_UNANSWERED, GuessChain
 from lexshard.actors.edge.pace import Pace
 from lexshard.actors.messages import FinishReason, Request, SequenceEvent, guesses_that_stand
 from lexshard.serve_app.edge import wire
-from lexshard.serve_app.edge.link import CloudLink
+from lexshard.serve_app.edge.link import CloudError, CloudLink
 from lexshard.serve_app.openai.parameters import completion_fields
 
 logger = logging.getLogger("lexshard.edge")
@@ -47,6 +47,7 @@ async def say_alone(
         return
     end: FinishReason | None = None
     while end is None:
+        drafter.heard(len(history), goes_on=False)
         told, end, stop = await in_thread(drafter.tokens, history, 1), "length", None
         history.extend(told)
         for token in told:  # else there is no room for more
@@ -78,7 +79,8 @@ class EdgeText:
         self.chain = GuessChain(self.request.prompt_ids)
 
     async def run(self) -> None:
-        """Raises `FrameError` or `msgspec.DecodeError` where the server says what cannot be."""
+        """Raises `FrameError` or `msgspec.DecodeError` where the server says what cannot be, and
+        `CloudError` where it is away."""
         away, heard = 0.0, -1
         while True:
             self.opened_at = math.inf
@@ -88,21 +90,25 @@ class EdgeText:
                 return
             except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 if isinstance(error, InvalidStatus) and error.response.status_code < 500:
-                    self._fail(f"the server refuses the link: {error}", "abort")
-                    return
+                    raise CloudError(f"the server refuses the link: {error}", final=False) from None
                 logger.info("the link is lost: %s", error or type(error).__name__)
             now = time.monotonic()
             if self.length > heard or now - self.opened_at > 1.0:  # it did more than to begin
                 away, heard = now, self.length
             elif now - away > PATIENCE_SECONDS:
-                self._fail("the server is away", "abort")
-                return
+                raise CloudError("the server is away", final=False)
             self.link.count(edge_lost_links=1)
             await asyncio.sleep(min(1.0, max(0.1, now - away)) if now > away else 0.0)
 
     @property
     def length(self) -> int:
         return len(self.chain.said)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may be guessed, or drawn alone, behind all there is, before the last one."""
+        end = len(self.request.prompt_ids) + self.request.parameters.max_tokens
+        return max(0, end - len(self.chain.history) - 1)
 
     async def _talk(self, connection: ClientConnection) -> None:
         """Over one connection, until the text ends. Raises what ends it before."""
@@ -148,13 +154,11 @@ class EdgeText:
     def _wanted(self) -> Pace | None:
         """What to send next; None: wait."""
         chain, pace, request = self.chain, self.link.pace, self.request
-        going, guessed = chain.going, len(chain.history) - self.length
-        end = len(request.prompt_ids) + request.parameters.max_tokens
-        room = max(0, end - len(chain.history) - 1)
+        going, guessed, room = chain.going, len(chain.history) - self.length, self.room
         most = room if request.drafting.most is None else min(room, request.drafting.most)
         if not going:
             left = self.runs_to - self.length
-            wanted = pace.next()
+            wanted = Pace(0, pace.run) if request.drafting.most == 0 else pace.next()
             if left > pace.lead or (left > 0 and wanted.guesses):
                 return None
             return Pace(min(wanted.guesses, most), min(wanted.alone, room))
@@ -176,7 +180,8 @@ class EdgeText:
             bits = self.drafter.codec.batch_bits(batch)
             self.link.count(draft_tokens=count, edge_guess_bits=bits)
             self.link.pace.drafted(count, seconds, bits)
-        return replace(batch, alone=wanted.alone)
+            return batch
+        return replace(batch, alone=min(self.link.pace.run, self.room))
 
     def _encoded(self, batch: GuessBatch) -> bytes:
         """A batch that is sent now."""
@@ -210,7 +215,9 @@ class EdgeText:
                 raise ConnectionError("the server has closed an idle connection")
             case wire.Refused(status, message):
                 passing = status >= 500 or status == 429
-                self._fail(message, "abort" if passing else "error", refused=not passing)
+                reason: FinishReason = "abort" if passing else "error"
+                self.ended = True
+                self.emit(SequenceEvent.failure(self.request, message, reason, refused=not passing))
 
     def _take(self, event: SequenceEvent) -> None:
         """The text goes on, which says something of what was guessed, and of the time."""
@@ -220,6 +227,8 @@ class EdgeText:
         chain.told(new, event.answers)
         stood = guesses_that_stand(guessed, new)
         tested = min(len(guessed), len(new), stood + 1)
+        if tested > stood:  # what is drafted is built on a guess that fell
+            self.unsent = None
         self.link.count(edge_answers=1, generated_tokens=len(new))
         if tested:
             pace.heard(tested, stood)
@@ -250,7 +259,3 @@ class EdgeText:
         if threshold.average > threshold.bound + 1e-9:
             self.link.count(edge_bounds_broken=1)
             logger.error("dropped %.4f, bound %.4f", threshold.average, threshold.bound)
-
-    def _fail(self, message: str, reason: FinishReason = "error", *, refused: bool = False) -> None:
-        self.ended = True
-        self.emit(SequenceEvent.failure(self.request, message, reason, refused=refused))

@@ -37,9 +37,14 @@ from lexshard.serve_app.openai.errors import (
     overloaded,
     shortened,
 )
+from lexshard.serve_app.openai.generation import failure_of
 from lexshard.serve_app.openai.preparation import Preparation
 from lexshard.serve_app.openai.prompts import Prompt
-from lexshard.serve_app.openai.protocol import MAX_CHOICES, MAX_LIST_ENTRIES
+from lexshard.serve_app.openai.protocol import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_CHOICES,
+    MAX_LIST_ENTRIES,
+)
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
 from lexshard.serve_app.structured.applying import asks_for_constraint
@@ -121,6 +126,9 @@ class EdgeEndpoint:
         found = self._sessions.get(asked.session)
         if found is None or found.record.client != record.client or not found.has(asked.length):
             raise ApiError(404, "no such session")
+        if found.ended:
+            self._check_room()
+            found.enter(asked.length)
         return found, asked.length
 
     async def _opened(self, opening: wire.Opening, record: RequestRecord) -> EdgeSession:
@@ -138,9 +146,13 @@ class EdgeEndpoint:
         if not 0 <= opening.choice < MAX_CHOICES or fields.choices != 1 or fields.stop:
             raise bad_request("a session has one choice, and its device looks for 'stop'", "n")
         banned = [token for word in opening.bad_words for token in word]
-        known = all(0 <= each < codec.vocabulary_size for each in (*said, *banned))
-        if len(banned) > MAX_LIST_ENTRIES or not known:
-            raise bad_request("'bad_words' or 'said' hold ids that are none, or too many", "said")
+        # As many spellings, and tokens of them, as `TextReader.bad_words` may make of words.
+        many = len(opening.bad_words) > 4 * MAX_LIST_ENTRIES
+        if many or len(banned) > 8 * MAX_BAD_WORD_CHARACTERS:
+            raise bad_request("'bad_words' are too many", "bad_words")
+        for name, ids in (("said", said), ("bad_words", banned)):
+            if not all(0 <= each < codec.vocabulary_size for each in ids):
+                raise bad_request(f"'{name}' hold ids that are none", name)
         if len(said) >= (fields.max_tokens or 1):
             raise bad_request(f"{len(said)} tokens are said already", "said")
         preparation = Preparation(self._state, fields, wanted_of(fields), record)
@@ -160,12 +172,15 @@ class EdgeEndpoint:
         if opening.vocabulary != await self._vocabulary():
             reason = "the device's draft model has another tokenizer than the model served here"
             raise bad_request(reason, "vocabulary")
-        # From here on until its session is among the others, no other one begins.
+        self._check_room()  # from here on until its session is among the others, none begins
+        size = self._state.information().vocabulary_size
+        return FrameCodec(opening.mode, size, opening.resolution, opening.size)
+
+    def _check_room(self) -> None:
+        """Raises `ApiError` where no other text may be said."""
         served = sum(not session.ended for session in self._sessions.values())
         if served >= self._state.config.edge_sessions:
             raise overloaded(f"{served} texts of devices are being said; try again")
-        size = self._state.information().vocabulary_size
-        return FrameCodec(opening.mode, size, opening.resolution, opening.size)
 
     def _check_length(self, opening: wire.Opening, token_bits: int) -> None:
         """Raises `ApiError` for more ids than fit the context: unpacked, they are many times as
@@ -208,7 +223,8 @@ class EdgeSession:
     record: RequestRecord
     name: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     device: WebSocket | None = None
-    ended: bool = False  # the text has
+    ended: bool = False  # the text has, and takes no place
+    observed: bool = False  # it is counted, and in the log
     begin: int = field(init=False)  # length of the text when it began
     running: ExitStack = field(default_factory=ExitStack)  # what stops when its device has left
 
@@ -219,6 +235,12 @@ class EdgeSession:
     def has(self, length: int) -> bool:
         """Whether the text can go on behind so many tokens; behind its last one nothing does."""
         return self.begin <= length < len(self.text.said) + (not self.ended)
+
+    def enter(self, length: int) -> None:
+        """A text that has ended takes a place again, to be said behind its first ``length`` tokens.
+        Raises `ApiError` where it cannot."""
+        self.ticket = self.state.admission.admit(self.record.client, 1, length)
+        self.ended = False
 
     async def arrived(self, content: bytes, device: WebSocket) -> None:
         """A frame over the connection to ``device``, one that was on its way when another took over
@@ -258,14 +280,16 @@ class EdgeSession:
         """Nothing of it stays; twice does no harm."""
         if self.sessions.pop(self.name, None) is not None:
             self.running.close()
-            if not self.ended:
-                self._observe()
+            self._leave()
 
-    def _observe(self) -> None:
-        """The text has come to an end, and takes no place any more."""
+    def _leave(self) -> None:
+        """The text has come to an end, and takes no place any more; it is counted once."""
         self.ticket.release()
-        self.record.completion_tokens = len(self.text.said) - self.begin
-        _observe(self.state, self.record)
+        self.ended = True
+        if not self.observed:
+            self.observed = True
+            self.record.completion_tokens = len(self.text.said) - self.begin
+            _observe(self.state, self.record)
 
     async def _follow(self, stream: EventStream, device: WebSocket) -> None:
         """Tells ``device`` that the text goes on, and of every event until it has ended."""
@@ -285,16 +309,16 @@ class EdgeSession:
 
     def _heard(self, event: SequenceEvent) -> bytes:
         """The text goes on: what tells of it."""
-        if not self.ended:
-            self.ticket.set_waiting(0)
+        self.ticket.set_waiting(0)
         if event.timing is not None:
             self.record.note_timing(event.timing)
         if event.token_ids and self.record.first_token_time is None:
             self.record.first_token_time = time.monotonic()
         verdict = self.text.happened(event)
-        if event.finish_reason is not None and not self.ended:
-            self.ended = True
-            self._observe()
+        if event.finish_reason is not None:
+            if event.finish_reason in ("error", "abort"):
+                self.record.status = failure_of(event, self.record.request_id).status
+            self._leave()
         return verdict or wire.encode(wire.Told.of(event))
 
 

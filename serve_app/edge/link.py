@@ -35,7 +35,7 @@ class EdgeStatistics(EngineStatistics):
 
     edge_uplink_bits: int = field(default=0, metadata=counter("Bits of messages to the server"))
     edge_downlink_bits: int = field(default=0, metadata=counter("Bits of messages from the server"))
-    edge_guess_bits: int = field(default=0, metadata=counter("Bits of guesses in these messages"))
+    edge_guess_bits: int = field(default=0, metadata=counter("Bits of guesses, sent or not"))
     edge_encode_seconds: float = field(default=0.0, metadata=counter("Seconds to encode guesses"))
     edge_answers: int = field(default=0, metadata=counter("Messages that told of tokens"))
     edge_rejections: int = field(default=0, metadata=counter("Guesses tested that did not stand"))

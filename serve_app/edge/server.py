@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import sys
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 
@@ -76,7 +75,6 @@ async def _serve(config: ServeConfig, client: EdgeClient, stop: StopRequest) -> 
 
     client.start(changed)
     http = HttpServer(http_config(app, host=config.host, port=config.port))
-    http.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     stop.then(partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set))
     serving = asyncio.create_task(http.serve())
     serving.add_done_callback(lambda _: stopped.set())

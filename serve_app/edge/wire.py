@@ -13,11 +13,10 @@ from msgspec import Meta
 from msgspec.msgpack import Decoder
 
 from lexshard.actors.configuration import EngineInformation
-from lexshard.actors.edge.frames import VERSION, EdgeMode
+from lexshard.actors.edge.frames import MOST_RESOLUTION, VERSION, EdgeMode
 from lexshard.actors.messages import Request, SequenceEvent
 
 PATH = "/v1/edge"
-MOST_RESOLUTION = 1_000  # parts of a distribution: 0.1 s to read one, ten times as many 2 s
 MOST_FRAME_BYTES = 64 * 1024  # 255 distributions over 262,144 tokens have less
 BROKEN = 4500  # why a session is closed, beside 1000: 4000 and the status that HTTP has for it
 

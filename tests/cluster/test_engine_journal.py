@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.messages import Drafts, Request, SamplingParameters, SequenceEvent
+from lexshard.cluster.engine import pulse as heartbeat
 from lexshard.cluster.engine.journal import Journal, JournalStream
 from lexshard.cluster.engine.own_process import OwnEngines
 from lexshard.cluster.engine.pulse import QUIET_SECONDS, Pulse
 from lexshard.cluster.engine.supervisor import SHUTTING_DOWN, EngineSupervisor
+from lexshard.cluster.link import PeerLostError
 
 REQUEST = Request("a", 0, (1, 2), SamplingParameters(max_tokens=9))
 
@@ -64,6 +69,16 @@ def test_a_new_engine_is_told_how_far_a_text_goes_on_alone() -> None:
     assert journal.drafts() == [second]
 
 
+def test_guesses_behind_those_that_fell_are_told_a_new_engine() -> None:
+    journal = Journal()
+    entered(journal, REQUEST)
+    built, fresh = Drafts("a", 0, 5, (9,), number=2, ahead=True), Drafts("a", 0, 4, (9,), number=3)
+    for guesses in (Drafts("a", 0, 3, (7, 8), number=1), built, fresh):
+        assert journal.note_drafts(guesses)
+    journal.record([SequenceEvent("a", 0, (6,), answers=1)])
+    assert journal.drafts()[-1] == fresh
+
+
 def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:
     async def scenario() -> None:
         client = EngineSupervisor(EngineConfiguration("none"), OwnEngines("nowhere"))
@@ -101,6 +116,32 @@ def test_silence_is_told_of_a_process_that_does_not_compute_and_of_no_other(work
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_an_api_process_slept_through_is_no_silence_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was stopped itself, and would kill the engine that others are served by."""
+    with pytest.raises(TimeoutError):
+        watch(monkeypatch, [0.5, 100.0, 0.5])
+    with pytest.raises(PeerLostError, match="no word from the engine for 6"):
+        watch(monkeypatch, [0.5] * 200)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, passing: Sequence[float]) -> None:
+    """Of an engine that says nothing, with so many seconds from look to look."""
+    now, left = [1000.0], iter(passing)
+
+    async def sleep(_: float) -> None:
+        passed = next(left, None)
+        if passed is None:
+            raise TimeoutError
+        now[0] += passed
+
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    client = EngineSupervisor(EngineConfiguration("m"), OwnEngines("nowhere"))
+    asyncio.run(client._watch(Pulse(os.getpid())))
 
 
 def looked_silent(pulse: Pulse, seconds: float) -> bool:

@@ -174,6 +174,10 @@ def test_parameters_are_those_of_a_completion() -> None:
         for field, value in (("temperature", -1.0), ("max_tokens", 10**9), ("logprobs", 99)):
             changed = replace(SamplingParameters(max_tokens=9), **{field: value})
             assert refused(client, opening(asked=changed)) == 400
+        # A server takes 1,024 words, each of which is several sequences of tokens.
+        with begun(client, opening(bad_words=((7,),) * 2048)):
+            pass
+        assert refused(client, opening(bad_words=((7,),) * 5000)) == 400
 
 
 def test_what_begins_no_session_is_refused() -> None:
@@ -294,6 +298,30 @@ def test_a_text_goes_on_behind_what_a_lost_device_has_of_it(
         for length in (len(PROMPT) - 1, 99):  # of another text
             assert refused(client, Resuming(session.session, length)) == 404
         assert caplog.text.count("status=200 prompt=4") == 1
+
+
+@pytest.mark.parametrize("limit", ["max_requests_per_client", "edge_sessions"])
+def test_a_text_that_has_ended_is_let_in_anew(limit: str) -> None:
+    """It runs again beside no more texts than there may be, and is one of them until it ends."""
+    engine = MockEngine(script=lambda request: HANGS if request.choice else Script([(EOS,)]))
+    app = create_app(ServeConfig(model="mock", **{limit: 1}), engine, TOKENIZER)
+    status = 429 if limit == "max_requests_per_client" else 503
+    with TestClient(app) as client:
+        with begun(client) as (device, session):
+            assert told_by(device).finish_reason == "stop"
+            device.close(1011)
+        with begun(client, opening(choice=1)):
+            assert refused(client, Resuming(session.session, len(PROMPT))) == status
+            assert len(engine.requests) == 2
+        wait(lambda: not engine.running, 10, "the other text to be freed")
+        engine.script = lambda request: HANGS
+        with client.websocket_connect(wire.PATH) as device:
+            assert begin(device, Resuming(session.session, len(PROMPT))) == session
+            assert refused(client, opening(choice=1)) == status
+        wait(lambda: not engine.running, 10, "the text to be freed")
+        with begun(client, opening(choice=1)):
+            pass
+        assert client.get("/status").json()["queue"]["sequences"] == 0
 
 
 def test_guesses_may_follow_at_once_when_a_device_comes_back() -> None:

@@ -75,7 +75,8 @@ def test_a_long_prompt_holds_up_no_other_and_is_known_after_some_steps(
         return [index.size for index in drafter._indices.values()]
 
     calls = 0
-    while guessed(drafter, [task(text, 3)]) == [[]]:
+    while not (draft := drafter.propose([task(text, 3)])[0]).token_ids:
+        assert draft.reads
         calls += 1
         assert held() == [10 * calls]
     assert calls == 9  # the hundred tokens before its last, ten by ten
@@ -91,3 +92,6 @@ def test_a_long_prompt_holds_up_no_other_and_is_known_after_some_steps(
     for _ in range(20):
         found = guessed(drafter, [task(other, 3, sequence=1)])
     assert found == [[2192, 2193, 2194]]
+    monkeypatch.setattr(lookup, "TOKENS_IN_ALL", sum(held()) + 5)
+    reads = [drafter.propose([task(text, 3, sequence=2)])[0].reads for _ in range(2)]
+    assert reads == [True, False]  # where there is no room for more, none is waited for

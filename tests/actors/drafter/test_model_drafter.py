@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.drafter.build import drafter_of
 from lexshard.actors.drafter.draft_cache import MOST_PENDING
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.drafter.protocol import Drafter
@@ -81,7 +82,7 @@ def tasks_of(prompt_ids: list[tuple[int, ...]], count: int, most: int = 4) -> li
 def stepwise_drafter(model: LoadedModel) -> StepwiseDrafter:
     general = load(DEMO_DRAFT, "float32", body="general", device="cpu").body
     head = WholeHead(model.head, model.vocabulary_size)
-    return StepwiseDrafter(general, head, blocks=64, vocabulary_size=model.vocabulary_size)
+    return StepwiseDrafter(general, head, blocks=64)
 
 
 def certified_drafter(model: LoadedModel, vocabulary_size: int | None = None) -> StepwiseDrafter:
@@ -90,7 +91,7 @@ def certified_drafter(model: LoadedModel, vocabulary_size: int | None = None) ->
     configuration = EngineConfiguration(str(DEMO), draft=str(DEMO_DRAFT), device="cpu")
     own = load(DEMO_DRAFT, "float32", body="fused", device="cpu")
     head = certified_head(configuration, own, size)
-    return StepwiseDrafter(own.body, head, blocks=64, vocabulary_size=size)
+    return StepwiseDrafter(own.body, head, blocks=64)
 
 
 DRAFTERS: dict[str, Callable[[LoadedModel], Drafter]] = {
@@ -173,6 +174,29 @@ def test_what_was_accepted_or_not_leaves_no_trace(
     assert drafter._cache.used == 0
 
 
+def test_guesses_that_were_read_and_fell_leave_no_trace(
+    pair: tuple[Any, Any], prompt_ids: list[tuple[int, ...]]
+) -> None:
+    """As those of a device, which guesses on behind them before it hears of them."""
+    drafter, fresh = pair
+    for number, stand in enumerate((0, 2, 4)):
+        said = list(prompt_ids[number][:20])
+        for following in ([5], [*range(5, 15)], [5]):
+            task = DraftTask(number, said, 4, number, 1.0, propose=True)
+            [guesses] = guessed(drafter, [task])
+            behind = replace(task, history=[*said, *guesses], ahead=4)
+            [more] = guessed(drafter, [behind])
+            guessed(drafter, [replace(behind, history=[*behind.history, *more[:2]], ahead=6)])
+            said = [*said, *guesses[:stand], *following]
+            fresh.forget(number)
+            found, expected = (each.propose([replace(task, history=said)])[0] for each in pair)
+            assert found.token_ids == expected.token_ids
+            for one, other in zip(found.proposals, expected.proposals, strict=True):
+                assert np.allclose(one.logits, other.logits, atol=1e-3)
+        for each in pair:
+            each.forget(number)
+
+
 def test_a_guess_does_not_depend_on_the_batch(
     model: LoadedModel, prompt_ids: list[tuple[int, ...]]
 ) -> None:
@@ -190,9 +214,15 @@ def test_a_long_prompt_is_caught_up_with_in_pieces(
     history = [token for ids in prompt_ids for token in ids][: 2 * MOST_PENDING + 100]
     task = DraftTask(0, history, 2, 7, 1.0)
     drafter = model_drafter(model, blocks=100)
-    answers = [guessed(drafter, [task])[0] for _ in range(4)]
+    drafts = [drafter.propose([task])[0] for _ in range(4)]
     expected = plain_guesses(plain, task, np.arange(model.vocabulary_size))
-    assert answers == [[], [], expected, expected]
+    assert [list(each.token_ids) for each in drafts] == [[], [], expected, expected]
+    assert [each.reads for each in drafts] == [True, True, False, False]
+    other = replace(task, sequence=1, history=history[:100])
+    assert [each.reads for each in drafter.propose([replace(task, sequence=2), other])] == [
+        True,
+        False,
+    ]
 
 
 def test_a_history_beyond_the_models_positions_gets_no_guess(model: LoadedModel) -> None:
@@ -212,7 +242,9 @@ def test_without_room_a_sequence_is_not_drafted_for(
     tasks = [DraftTask(name, list(prompt_ids[name][:40]), 3, 7, 1.0) for name in range(4)]
     expected = guessed(model_drafter(model), tasks)
     drafter = model_drafter(model, blocks=7)  # two sequences of three blocks
-    found = guessed(drafter, tasks)
+    drafts = drafter.propose(tasks)
+    found = [list(each.token_ids) for each in drafts]
+    assert not any(each.reads for each in drafts)
     assert [bool(guesses) for guesses in found] == [True, True, False, False]
     assert found[:2] == expected[:2]
     assert guessed(drafter, tasks[2:]) == expected[2:]  # the others make room
@@ -235,15 +267,13 @@ def one_body(model: LoadedModel) -> Any:
     return load(DEMO_DRAFT, "float32", body="fused", device="cpu").body
 
 
-def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(model: LoadedModel) -> None:
-    more = model.vocabulary_size + 1
-    with pytest.raises(ValueError, match="made for the target's tokenizer"):
-        ModelDrafter(one_body(model), full_head(model), blocks=8, vocabulary_size=more)
-    with pytest.raises(ValueError, match="made for the target's tokenizer"):
-        WholeHead(model.head, more)
-    whole = WholeHead(model.head, model.vocabulary_size)
-    with pytest.raises(ValueError, match="made for the target's tokenizer"):
-        StepwiseDrafter(one_body(model), whole, blocks=8, vocabulary_size=more)
+@pytest.mark.parametrize("head", ["full", "static", "router", "certified"])
+def test_a_draft_model_with_fewer_tokens_than_the_target_is_refused(
+    model: LoadedModel, head: Any
+) -> None:
+    configuration = EngineConfiguration(str(DEMO), draft=str(DEMO_DRAFT), draft_head=head)
+    with pytest.raises(ValueError, match="has 16384 of 16400 tokens: use one that was made for"):
+        drafter_of(model, configuration, blocks=8, vocabulary_size=16_400)
 
 
 @pytest.mark.parametrize("kind", ["static", "routed", "stepwise", "certified"])

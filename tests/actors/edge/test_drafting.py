@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.model import ModelDrafter
 from lexshard.actors.edge.drafting import ConformalThreshold, EdgeDrafter, EdgeSettings
@@ -17,7 +18,7 @@ from lexshard.actors.edge.frames import EdgeMode
 from lexshard.actors.edge.ledger import GuessChain, VerifiedText
 from lexshard.actors.engine.engine import Engine
 from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
-from tests.support.paths import DEMO_DRAFT
+from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
 FALSE_ALARM = 1e-4
@@ -156,6 +157,35 @@ def test_greedy_texts_are_the_target_s_own_in_every_mode(
     assert link.told == link.guesses * math.ceil(math.log2(link.engine.model.vocabulary_size))
 
 
+@pytest.mark.parametrize("mode", ["same-token", "ksqs"])
+def test_a_guess_that_fell_leaves_no_trace_in_what_is_guessed_later(
+    prompt_ids: list[tuple[int, ...]], mode: EdgeMode
+) -> None:
+    """More was guessed behind it, which the draft model read as if it had been said."""
+    configuration = EngineConfiguration(str(DEMO), draft=str(DEMO_DRAFT), device="cpu")
+    model, fresh = (
+        build_drafter(configuration, blocks=64, vocabulary_size=16_384) for _ in range(2)
+    )
+    for number, prompt in enumerate(prompt_ids[:8]):
+        request = Request("", 0, prompt[:20], SamplingParameters(seed=number))
+        drafters = [
+            EdgeDrafter(each, EdgeSettings(mode), request, number, 16_384)
+            for each in (model, fresh)
+        ]
+        said = list(request.prompt_ids)
+        drafters[0].heard(len(said), goes_on=False)
+        guesses = drafters[0].draft(said, 4).token_ids
+        drafters[0].draft([*said, *guesses], 4)
+        said += [*guesses[:2], (guesses[2] + 1_000) % 16_384]
+        drafters[0].heard(len(said), goes_on=False)
+        said += [301, 302, 303]
+        for each in drafters:
+            each.heard(len(said), goes_on=False)
+        found, expected = (each.draft(said, 6) for each in drafters)
+        assert found.token_ids == expected.token_ids
+        assert all(map(np.array_equal, found.lattices, expected.lattices))
+
+
 @pytest.mark.slow
 def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, ...]]) -> None:
     parameters = SamplingParameters(temperature=1.0, max_tokens=60, ignore_eos=True, seed=5)
@@ -178,6 +208,9 @@ def test_a_batch_keeps_to_its_budget_and_its_bound(prompt_ids: list[tuple[int, .
         ({"longest": 0}, "1 to 255 guesses"),
         ({"budget_bits": 0}, "above 0 bits"),
         ({"thrift": 1.1}, "from 0 to 1"),
+        ({"resolution": 2_000}, "1 to 1000 parts"),
+        ({"resolution": 0}, "1 to 1000 parts"),
+        ({"size": 0}, "has a token"),
         ({"mode": "csqs", "alpha": 1.0}, "must be between"),
         ({"alpha": 0.0}, "must be between"),
         ({"eta": 0.0}, "must be between"),

@@ -31,9 +31,10 @@ def batch_of(mode: EdgeMode, count: int, seed: int) -> tuple[FrameCodec, GuessBa
     random = np.random.default_rng(seed)
     codec = FrameCodec(mode, SIZE, resolution=int(random.integers(1, 120)), size=9)
     position = int(random.integers(0, 2**24))
+    alone, ahead = seed % 256, bool(seed % 3)
     if mode == "same-token":
         token_ids = tuple(random.integers(0, SIZE, count).tolist())
-        return codec, GuessBatch(seed % NUMBERS, position, token_ids)
+        return codec, GuessBatch(seed % NUMBERS, position, token_ids, (), alone, ahead)
     lattices = []
     for _ in range(count):
         logits = (4 * random.standard_normal(SIZE)).astype(np.float32)
@@ -43,7 +44,7 @@ def batch_of(mode: EdgeMode, count: int, seed: int) -> tuple[FrameCodec, GuessBa
     token_ids = tuple(
         draw(lattice.likely, lattice.logits, seed, place) for place, lattice in enumerate(lattices)
     )
-    return codec, GuessBatch(seed % NUMBERS, position, token_ids, tuple(lattices))
+    return codec, GuessBatch(seed % NUMBERS, position, token_ids, tuple(lattices), alone, ahead)
 
 
 @settings(deadline=None)
@@ -54,8 +55,9 @@ def test_a_batch_is_read_as_it_was_written(mode: EdgeMode, count: int, seed: int
     found = codec.decode(content)
     told = found.number, found.position, found.token_ids, len(found.lattices)
     assert told == (batch.number, batch.position, batch.token_ids, len(batch.lattices))
+    assert (found.alone, found.ahead) == (batch.alone, batch.ahead)
     assert all(map(np.array_equal, found.lattices, batch.lattices))
-    assert 0 <= 8 * len(content) - (47 + codec.batch_bits(batch)) < 8
+    assert 0 <= 8 * len(content) - (48 + codec.batch_bits(batch)) < 8
 
 
 @given(
@@ -128,7 +130,7 @@ def test_bytes_that_no_frame_has_are_refused_or_say_something_sound(
 
 def one_guess(*fields: tuple[int, int]) -> bytes:
     """A batch of one, by the values and their widths in bits that come behind its header."""
-    header = (0, 1), (0, NUMBER_BITS), (0, 24), (1, 8), (0, 8)
+    header = (0, 1), (0, NUMBER_BITS), (0, 1), (0, 24), (1, 8), (0, 8)
     text = "".join(f"{value:0{width}b}" for value, width in (*header, *fields))
     return int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8), "big")
 

@@ -169,6 +169,35 @@ def test_guesses_may_be_sent_ahead_of_the_verdict(prompt_ids: list[tuple[int, ..
     engine.close()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_guesses_built_on_one_that_fell_take_no_step(
+    prompt_ids: list[tuple[int, ...]], late: bool
+) -> None:
+    """Whether they come before or behind the verdict: they begin right behind what is said. What
+    comes then is built on that."""
+    parameters = SamplingParameters(max_tokens=30, ignore_eos=True, seed=5)
+    request = Request("ahead", 0, prompt_ids[0][:30], parameters, drafting=OUTSIDE)
+    engine = drafting_engine()
+    text = text_of(engine, request)
+    wrong = (text[3] + 1) % 16_000
+    engine.submit(request)
+    assert [len(event.token_ids) for event in engine.step()] == [1]
+    engine.draft(drafts_of(request, text[:1], *text[1:3], wrong))
+    behind = replace(drafts_of(request, text[:4], *text[4:6]), ahead=True)
+    further = replace(drafts_of(request, text[:6], text[6]), ahead=True)
+    told = []
+    for each in (behind, further):
+        if late:
+            told += [len(event.token_ids) for _ in range(3) for event in engine.step()]
+        engine.draft(each)
+    told += [len(event.token_ids) for _ in range(3) for event in engine.step()]
+    assert told == [3]
+    engine.draft(drafts_of(request, text[:4], text[4]))
+    engine.draft(replace(drafts_of(request, text[:5], text[5]), ahead=True))
+    assert [len(event.token_ids) for _ in range(3) for event in engine.step()] == [2, 1]
+    engine.close()
+
+
 def test_one_that_gave_up_its_blocks_waits_for_its_guesses_still(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:

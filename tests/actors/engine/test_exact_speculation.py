@@ -19,6 +19,7 @@ from lexshard.actors.drafter.build import build_drafter
 from lexshard.actors.drafter.task import Draft, DraftTask
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.engine.constraints import Constraints
+from lexshard.actors.engine.speculation import CostTiming
 from lexshard.actors.grammar import step_masks
 from lexshard.actors.grammar.matcher import Matcher
 from lexshard.actors.head.shard import Shard
@@ -321,6 +322,35 @@ def test_where_a_step_ends_within_a_prompt_says_nothing_of_its_first_token(
         said.append([run_to_completion(engine, [each])[0].token_ids for each in some])
         engine.close()
     assert said[0] == said[1]
+
+
+def test_a_neighbour_that_rests_is_no_reason_not_to_guess(
+    prompt_ids: list[tuple[int, ...]],
+) -> None:
+    """For a greedy text, whose guesses go by the clock, they do not pay; a step leaves one token of
+    the other's prompt, which is not yet guessed for. Its text is the one it says alone."""
+    greedy = replace(PARAMETERS, temperature=0.0, max_tokens=80)
+    neighbour = Request("greedy", 0, prompt_ids[1][:9], greedy)
+    other = Request("drawn", 0, prompt_ids[0][:16], replace(PARAMETERS, max_tokens=40, seed=3))
+    texts = []
+    for beside in (False, True):
+        engine = drafting_engine(**EXACT, draft_length="auto", step_tokens=16, prefix_cache=False)
+        assert engine._speculation is not None
+        dear = [CostTiming("step", rows, 1e-3 * rows) for rows in (1, 2, 16)]
+        engine._speculation.restart([*dear, CostTiming("drafting", 1, 1.0)])
+        if beside:
+            engine.submit(neighbour)
+            for _ in range(4):
+                engine.step()
+        engine.submit(other)
+        said: list[int] = []
+        for _ in range(200):
+            own = [event for event in engine.step() if event.request_id == "drawn"]
+            said += [token for event in own for token in event.token_ids]
+        assert len(said) == 40
+        texts.append(said)
+        engine.close()
+    assert texts[0] == texts[1]
 
 
 def test_bounds_decide_what_all_logits_decide(

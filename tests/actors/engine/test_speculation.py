@@ -247,6 +247,53 @@ class Certain:
         pass
 
 
+class Silent:
+    """Never knows what may come; or, while it ``reads``, not yet."""
+
+    name = "silent"
+
+    def __init__(self, reads: bool) -> None:
+        self._drafts = Draft(reads=reads)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [self._drafts for _ in tasks]
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+CHEAP = [
+    *(CostTiming("step", rows, 1 + rows / 100) for rows in (1, 2, 3, 6)),
+    CostTiming("drafting", 1, 0.01),
+]
+
+
+@pytest.mark.parametrize("known", [[], CHEAP])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_drafter_that_has_nothing_to_say_is_soon_hardly_asked(
+    monkeypatch: pytest.MonkeyPatch, known: list[CostTiming], reads: bool
+) -> None:
+    """So that steps are taken in runs. One that has not read its prompt yet is asked again."""
+    engine = drafting_engine(
+        Silent(reads), draft_length="measured", max_model_len=512, steps_at_once=1
+    )
+    speculation = engine._speculation
+    assert speculation is not None
+    speculation.restart(known)
+    if known:  # else what steps take here is learnt, too
+        monkeypatch.setattr(speculation, "step_took", lambda plan, seconds: None)
+    engine.submit(Request("a", 0, (5, 6, 7), SamplingParameters(max_tokens=400, ignore_eos=True)))
+    for _ in range(200):
+        engine.step()
+    [sequence], free = engine.sequences("a"), []
+    for _ in range(100):
+        engine.step()
+        free.append(speculation.steps_without([sequence]) or 0)
+    rests = sum(steps > 1 for steps in free)
+    assert rests == 0 if reads else rests > 50
+    engine.close()
+
+
 @pytest.mark.parametrize("room", [2, 3, 4, 5, 6, 20])
 def test_a_sequence_that_has_nothing_left_to_say_ends_whether_guessed_for_or_not(
     room: int,
