@@ -112,20 +112,16 @@ def run_engine(
             return lambda: hidden
 
         start = beside if engine.overlaps else launched if engine.steps.launches else here
-        checked = False
         if not obey(0.0):
             return
         for progress in engine.steps.run(start):
             pending.extend(progress.events)
             if progress.computing:
                 speak()
-                checked = False
                 continue
             if progress.idle:
                 speak(at_rest=not waiting)  # beside grammars that compile it looks all the time
-                if not checked:  # once a rest, for it looks at every block
-                    engine.check_idle()
-                    checked = True
+                engine.steps.check_rest()
             elif start is here and not any(event.finish_reason for event in progress.events):
                 # Nothing computes meanwhile: guesses for the next step can wait. With an end, which
                 # may be the last one, goes how the engine is then.

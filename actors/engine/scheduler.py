@@ -18,13 +18,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heappop, heapreplace
 
 from lexshard.actors.engine.fair_share import FairShare
 from lexshard.actors.engine.prompt_scores import SharedScores
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.step_plan import NO_ROWS, Chunk, StepDraft, StepPlan, next_chunk
-from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockPool
+from lexshard.actors.kv_cache import BLOCK_TOKENS, BlockHash, BlockPool, block_hash, first_parent
 
 ByClient = dict[str, list[Sequence]]
 
@@ -51,6 +52,10 @@ class Scheduler:
         self._shares: dict[int, FairShare] = {}  # by priority
         self._of_requests: dict[str, list[Sequence]] = {}  # every unfinished sequence
         self._scores = SharedScores()
+        # Of waiting sequences that found too few blocks: what their chunk would have cost, how many
+        # must have come back first, and the name of the block behind their cached prefix.
+        self._short: dict[Sequence, tuple[int, int, BlockHash]] = {}
+        self._came_back = 0  # blocks, of all that stopped
 
     @property
     def running(self) -> int:
@@ -78,6 +83,7 @@ class Scheduler:
             self._stop(sequence)
         else:
             share.leave(sequence)
+            self._short.pop(sequence, None)
         share.close(sequence)
         if share.idle:
             del self._shares[priority]
@@ -89,11 +95,6 @@ class Scheduler:
     def sequences_of(self, request_id: str) -> list[Sequence]:
         """Every unfinished sequence of a request."""
         return list(self._of_requests.get(request_id, ()))
-
-    @property
-    def request_ids(self) -> list[str]:
-        """The requests of every unfinished sequence."""
-        return list(self._of_requests)
 
     def check(self) -> None:
         """Raise RuntimeError unless sequences, places and blocks add up (between two steps)."""
@@ -146,16 +147,11 @@ class Scheduler:
 
     def follow(self, plan: StepPlan) -> StepPlan | None:
         """The step after ``plan``, whose chunks draw a token each, before these are known: one more
-        token of every sequence that goes on for certain. None where another step may come next:
-        one runs that is not in ``plan``, one could be let in, or there are no blocks."""
-        planned = {chunk.sequence for chunk in plan.chunks}
-        if not planned.issuperset(self._running):
+        token of every sequence that goes on for certain. None where another step may come next,
+        or there are no blocks."""
+        if self._others_may_follow(plan):
             return None
-        waiting = [share for share in self._shares.values() if share.waiting_clients]
-        full = len(self._running) >= self._max_running
-        if waiting and (not full or any(share.newcomers for share in waiting)):
-            return None
-        step = StepDraft(self._step_tokens, len(planned))
+        step, pays = StepDraft(self._step_tokens, len(plan.chunks)), self._some_wait
         for chunk in plan.chunks:
             sequence = chunk.sequence
             most = sequence.request.parameters.max_tokens
@@ -164,17 +160,14 @@ class Scheduler:
             if not self._reserve(sequence, chunk.start + 2):
                 return None
             step.put(Chunk(sequence, chunk.start + 1, 1, 1, NO_ROWS))
-            if waiting:
-                share, client = self._shares[sequence.request.priority], sequence.request.client
-                _charge(share, client, step)
+            if pays:
+                _charge(self._shares[sequence.request.priority], sequence.request.client, step)
         return StepPlan(tuple(step.chunks.values())) if step.chunks else None
 
     def room_for_run(self, plan: StepPlan, most: int) -> int:
         """For how many steps like ``plan``, at most ``most``, its sequences have blocks from now
         on: one where another step may come next."""
-        if len(plan.chunks) < len(self._running):
-            return 1
-        if any(share.waiting_clients for share in self._shares.values()):
+        if self._others_may_follow(plan):
             return 1
         blocks = sum(
             max(0, -(-(each.stop - 1 + most) // BLOCK_TOKENS) - len(each.sequence.blocks))
@@ -186,10 +179,38 @@ class Scheduler:
             self._reserve(chunk.sequence, chunk.stop - 1 + most)
         return most
 
+    def charge_run(self, plan: StepPlan, ran: StepPlan) -> None:
+        """A run that began with ``plan`` computes what is in ``ran``: clients pay for its further
+        steps as for any."""
+        if self._some_wait:
+            step = StepDraft(self._step_tokens, 0)
+            for first, chunk in zip(plan.chunks, ran.chunks, strict=True):
+                step.put(replace(chunk, draws=chunk.draws - first.draws), first.count)
+                request = chunk.sequence.request
+                _charge(self._shares[request.priority], request.client, step)
+
+    def _others_may_follow(self, plan: StepPlan) -> bool:
+        """Whether the step after ``plan`` may be of other sequences, too: one runs that does more
+        than wait for guesses from outside, or one that waits could be let in."""
+        planned = {chunk.sequence for chunk in plan.chunks}
+        here = self._running
+        moving = (each for each in here if not each.held or each.incoming or each.uncomputed)
+        if not planned.issuperset(moving):
+            return True
+        full = len(here) >= self._max_running
+        return any(
+            share.waiting_clients and (not full or (share.newcomers and self._victims(priority)))
+            for priority, share in self._shares.items()
+        )
+
+    @property
+    def _some_wait(self) -> bool:
+        return any(share.waiting_clients for share in self._shares.values())
+
     def _everything_fits(self) -> bool:
         """Whether none waits and the step has room for all that is to be computed: then there is
         nothing to share, and no client pays."""
-        if any(share.waiting_clients for share in self._shares.values()):
+        if self._some_wait:
             return False
         return sum(each.cost(0, each.uncomputed) for each in self._running) <= self._step_tokens
 
@@ -278,10 +299,8 @@ class Scheduler:
             if sequence is None or (full and not self._make_room(step, share, sequence)):
                 heappop(turns)
                 continue
-            sequence.take_cached_prefix(self.pool)
-            chunk = next_chunk(sequence, sequence.affordable(0, min(left[client], step.budget)))
-            if not self._reserve(sequence, chunk.start + chunk.count):
-                sequence.give_up_blocks(self.pool)
+            chunk = self._first_chunk(sequence, min(left[client], step.budget))
+            if chunk is None:
                 self._make_room(step, share, sequence)
                 step.admits = False  # none overtakes the one that waits for blocks
                 return
@@ -298,6 +317,27 @@ class Scheduler:
                 heapreplace(turns, (share.served(client), place, client))
             else:
                 heappop(turns)
+
+    def _first_chunk(self, sequence: Sequence, limit: int) -> Chunk | None:
+        """The first chunk of a waiting sequence, for ``limit`` of the budget, with its blocks; None
+        where these are too few. Its cached prefix, which may be long, is looked up again where less
+        would be computed, enough blocks have come back, or another has computed what is behind it:
+        that cached blocks are lost, or used by others, frees none for it."""
+        cost, enough, behind = self._short.get(sequence, (0, 0, b""))
+        if cost <= limit and self._came_back < enough and self.pool.find(behind) is None:
+            return None
+        sequence.take_cached_prefix(self.pool)
+        chunk = next_chunk(sequence, sequence.affordable(0, limit))
+        if self._reserve(sequence, chunk.stop):
+            self._short.pop(sequence, None)
+            return chunk
+        missing = -(-chunk.stop // BLOCK_TOKENS) - len(sequence.blocks) - self.pool.available
+        parent = (first_parent(sequence.request.cache_salt), *sequence.names)[-1]
+        behind = block_hash(parent, sequence.token_ids[chunk.start : -1][:BLOCK_TOKENS])
+        cost = sequence.cost(0, chunk.count)
+        self._short[sequence] = cost, self._came_back + missing, behind
+        sequence.give_up_blocks(self.pool)
+        return None
 
     def _admissible(self, share: FairShare, client: str) -> Iterator[Sequence]:
         """The waiting sequences of a client that could be computed now."""
@@ -332,17 +372,20 @@ class Scheduler:
         has just come, where the other runs more than an equal part of all; whether there is one."""
         if sequence.request.client not in share.newcomers:
             return False
+        victims = self._victims(sequence.request.priority)
+        if victims:
+            self._preempt(step, max(victims, key=self._dispensability))
+        return bool(victims)
+
+    def _victims(self, priority: int) -> list[Sequence]:
+        """Who may lose its place to a newcomer of a ``priority``."""
         clients = {*self._places}.union(*(each.waiting_clients for each in self._shares.values()))
         part = -(-len(self._running) // len(clients))
-        priority = sequence.request.priority
-        victims = [
+        return [
             each
             for each in self._running
             if each.request.priority >= priority and self._places[each.request.client] > part
         ]
-        if victims:
-            self._preempt(step, max(victims, key=self._dispensability))
-        return bool(victims)
 
     def _last_of_most(self) -> Sequence:
         """Who gives up its blocks when there are none: of the last priority, the last sequence of
@@ -367,7 +410,9 @@ class Scheduler:
         self._places[client] -= 1
         if not self._places[client]:
             del self._places[client]
+        before = self.pool.available
         sequence.give_up_blocks(self.pool)
+        self._came_back += self.pool.available - before
 
 
 def _charge(share: FairShare, client: str, step: StepDraft) -> None:

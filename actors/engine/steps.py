@@ -100,6 +100,7 @@ class Steps:
         self._head_device = head.device
         self._plane = plane
         self._scheduler = scheduler
+        self._states = states
         self._speculation = speculation
         self._constraints = constraints
         self.asked: Callable[[], bool] = lambda: False  # anything, for which no run is to go on
@@ -123,6 +124,13 @@ class Steps:
     def launches(self) -> bool:
         """Whether `forward` only launches: a GPU computes, and the head waits for it."""
         return self._head_device.type != "cpu"
+
+    def check_rest(self) -> None:
+        """Raise RuntimeError if an engine that has no sequences holds anything. It looks at no
+        block, as `Scheduler.check` does: the next request may be there already."""
+        used, states = self._scheduler.pool.used, len(self._states)
+        if self._scheduler.idle and (used or states):
+            raise RuntimeError(f"{used} KV blocks and {states} sampling states leaked")
 
     # -- one step after the other -----------------------------------------------------------------
 
@@ -174,6 +182,7 @@ class Steps:
         if taken is None:
             return None
         ran = taken.plan_of(plan)
+        self._scheduler.charge_run(plan, ran)
         for chunk in ran.chunks:
             self._count_prompt(chunk)
             chunk.sequence.advance(chunk.count, self._scheduler.pool)
@@ -295,6 +304,7 @@ class Steps:
         drawing = self._scheduler.drawing()
         for sequence in drawing:
             sequence.take_guesses()
+        drawing = [each for each in drawing if not each.held]
         if self._speculation is not None:
             self._speculation.draft(drawing, self.counters)
         self._constraints.prepare(drawing)

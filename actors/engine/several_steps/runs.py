@@ -80,7 +80,7 @@ class RunSteps:
         """A decision per row."""
         return [each for own in zip(*self.decisions, strict=True) for each in own]
 
-    @property
+    @cached_property
     def certificates(self) -> tuple[Certificate, ...]:
         count = len(self.decisions[0])
         by_step = (each.certificates[row : row + count] for each, row in self.candidates)

@@ -15,8 +15,8 @@ from lexshard.actors.engine.prompt_scores import SCORED_ROW_TOKENS
 from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.step_plan import StepPlan
-from lexshard.actors.kv_cache import BlockPool
-from lexshard.actors.messages import Request, SamplingParameters
+from lexshard.actors.kv_cache import BlockPool, block_hash
+from lexshard.actors.messages import Drafts, Request, SamplingParameters
 
 MANY_BLOCKS = 3_000
 
@@ -379,6 +379,65 @@ def test_equal_prompts_of_other_clients_are_not_waited_for() -> None:
     for client in "aab":
         clients.submit(client, 200, same=True)
     assert tokens_of(clients.step()) == {1: 32, 3: 32}
+
+
+# -- what goes on, and what waits -----------------------------------------------------------------
+
+
+def test_one_that_waits_for_guesses_from_outside_holds_up_no_other() -> None:
+    """Until they come: then it is in the next plan."""
+    clients = Clients(step_tokens=64, max_running=8)
+    waits, _ = clients.submit("a", 20, 90), clients.submit("a", 20, 90)
+    clients.step()
+    waits.held = True
+    scheduler, plan = clients.scheduler, clients.scheduler.plan()
+    assert scheduler.room_for_run(plan, 5) == 5
+    assert scheduler.follow(plan) is not None
+    waits.hear(Drafts("1", 0, len(waits.token_ids), (7,)))
+    assert scheduler.room_for_run(plan, 5) == 1
+    assert scheduler.follow(plan) is None
+
+
+def test_those_that_wait_for_a_place_hold_up_no_other_without_a_right_to_one() -> None:
+    for names, right in (("aaa", True), ("abc", False)):
+        clients = Clients(step_tokens=64, max_running=2)
+        for name in names:
+            clients.submit(name, 20, 90)
+        clients.step()
+        plan = clients.scheduler.plan()
+        assert clients.scheduler.room_for_run(plan, 5) == 5
+        urgent = clients.submit("d", 20, 90, priority=-1)
+        assert clients.scheduler.room_for_run(plan, 5) == (1 if right else 5)
+        assert (urgent.arrival in tokens_of(clients.step())) == right
+
+
+def test_one_that_waits_for_blocks_looks_its_prefix_up_where_that_may_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When others have computed what follows in it, or blocks come back."""
+    hashed: list[Sequenced[int]] = []
+
+    def hashing(parent: bytes, token_ids: Sequenced[int]) -> bytes:
+        hashed.append(token_ids)
+        return block_hash(parent, token_ids)
+
+    clients = Clients(step_tokens=512, max_running=8, blocks=64)
+    clients.submit("a", 320, same=True)
+    runs = clients.submit("a", 600, 90)
+    while not runs.decodes:
+        clients.step()
+    waits = clients.submit("a", 500, same=True)
+    monkeypatch.setattr("lexshard.actors.engine.sequence.block_hash", hashing)
+    plans = [clients.step() for _ in range(10)]
+    assert 20 < len(hashed) < 30
+    clients.submit("b", 340, 90, same=True, priority=-1)
+    plans += [clients.step() for _ in range(2)]
+    assert 60 < len(hashed) < 70  # of the newcomer's prefix, and once more of its own
+    plans += [clients.step() for _ in range(5)]
+    assert 60 < len(hashed) < 70
+    assert not any(waits.arrival in tokens_of(plan) for plan in plans)
+    clients.scheduler.remove(runs)
+    assert waits.arrival in tokens_of(clients.step())
 
 
 # -- counters -------------------------------------------------------------------------------------

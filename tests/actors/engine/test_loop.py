@@ -10,6 +10,7 @@ import pytest
 
 from lexshard.actors.engine.loop import COMMAND_SECONDS, run_engine
 from lexshard.actors.engine.steps import Steps
+from lexshard.actors.kv_cache import BlockPool
 from lexshard.actors.messages import (
     Commands,
     Request,
@@ -70,12 +71,12 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
     assert happened == expected
 
 
-def test_a_rest_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine at rest costs nothing, however many blocks it has."""
+def test_what_leaked_is_found_at_rest_without_a_look_at_every_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two requests of a client that takes turns, too."""
     engine = demo_engine()
-    looks: list[bool] = []
-    check = engine.check_idle
-    monkeypatch.setattr(engine, "check_idle", lambda: looks.append(True) or check())
+    monkeypatch.setattr(BlockPool, "check", lambda pool: pytest.fail("it looks at every block"))
     waiting = deque([None, None, asked("a", 1), *[None] * 20, asked("b", 1), *[None] * 20])
 
     class Source:
@@ -83,8 +84,11 @@ def test_a_rest_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return waiting.popleft() if waiting else Commands(stop=True)
 
     run_engine(engine, Source(), lambda output: None, report_seconds=0.0)
+    engine._scheduler.pool.allocate()
+    waiting.append(None)
+    with pytest.raises(RuntimeError, match="1 KV blocks"):
+        run_engine(engine, Source(), lambda output: None, report_seconds=0.0)
     engine.close()
-    assert len(looks) == 3  # before, between and after the two
 
 
 def asked(name: str, choices: int, **changes: Any) -> Commands:

@@ -15,6 +15,7 @@ import torch
 
 from lexshard.actors.body.batch import Batch
 from lexshard.actors.engine.engine import Engine
+from lexshard.actors.engine.fair_share import FairShare
 from lexshard.actors.engine.loop import run_engine
 from lexshard.actors.engine.several_steps import runs
 from lexshard.actors.grammar.matcher import GrammarError
@@ -224,18 +225,53 @@ def test_a_run_takes_no_longer_than_clients_may_wait(
     assert most_at_once(events) == 1
 
 
-def test_no_run_begins_while_others_wait_or_blocks_are_few(
+def test_runs_go_on_while_others_wait_for_a_place(
+    prompt_ids: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None gets one before a run ends. Clients pay for what they get as by single steps."""
+    charge, paid = FairShare.charge, Counter[tuple[int, str]]()
+
+    def paying(share: FairShare, client: str, cost: int) -> None:
+        paid[count, client] += cost
+        charge(share, client, cost)
+
+    monkeypatch.setattr(FairShare, "charge", paying)
+    wanted = [Request(f"r{i}", 0, prompt_ids[i][:40], PLAIN, client="ab"[i % 2]) for i in range(6)]
+    told = []
+    for count in (1, 8):
+        engine = demo_engine(head="certified", steps_at_once=count, max_running=2)
+        events = heard(engine, wanted)
+        told.append(replies(events))
+        engine.close()
+    assert told[0] == told[1]
+    assert {each.request_id for each in events if len(each.token_ids) > 1} == set(told[0])
+    assert all(paid[1, client] == paid[8, client] > 4 * 45 for client in "ab")
+
+
+def test_a_text_that_waits_for_its_guesses_ends_no_run_of_others(
+    singly: Engine, together: Engine, prompt_ids: list[tuple[int, ...]]
+) -> None:
+    """Nor the rest of a rule, which guesses nothing for it."""
+    waits = Request("waits", 0, prompt_ids[0][:30], PLAIN, drafting=Drafting("client"))
+    other = Request("other", 0, prompt_ids[1][:30], PLAIN)
+    guessing = demo_engine(head="certified", steps_at_once=5, draft=str(DEMO_DRAFT))
+    assert guessing._speculation is not None
+    guessing._speculation._rules = Resting(), Resting()  # type: ignore[assignment]
+    for engine in (together, guessing):
+        assert engine.submit(waits) is None
+        events = [each for each in heard(engine, [other]) if each.request_id == "other"]
+        engine.cancel("waits")
+        assert replies(events) == replies(heard(singly, [other]))
+        assert most_at_once(events) == 5
+    guessing.close()
+
+
+def test_no_run_is_longer_than_there_are_blocks(
     prompt_ids: list[tuple[int, ...]], singly: Engine
 ) -> None:
+    """Sequences give up their blocks to others."""
     wanted = [Request(f"r{i}", 0, prompt_ids[i][:40], PLAIN) for i in range(6)]
     expected = replies(heard(singly, wanted))
-    full = demo_engine(head="certified", steps_at_once=8, max_running=2)
-    events = heard(full, wanted)
-    assert replies(events) == expected
-    last = {each.request_id for each in events if len(each.token_ids) > 1}
-    assert last <= {"r4", "r5"}  # none waits behind these
-    full.close()
-    # Sequences give up their blocks to others.
     room = {"max_model_len": 176, "kv_cache_bytes": 20 * 65_536}
     tight = demo_engine(head="certified", steps_at_once=8, **room)
     events = heard(tight, wanted)
