@@ -84,8 +84,9 @@ class EventReader:
 class StreamedAnswer:
     """What was heard of one streamed completion or conversation, and when.
 
-    ``pieces`` are the times at which visible text came (or a call of a tool): an empty first delta
-    that names the role is none, as in AIPerf. ``heard`` is when the last event with a choice came.
+    ``pieces`` are the times at which text came (reasoning and calls of tools, too): an empty first
+    delta that names the role is none, as in AIPerf. ``heard`` is when the last event with a choice
+    came.
     ``texts`` and ``finished`` (the finish reasons) are those of each choice.
     """
 
@@ -125,7 +126,8 @@ class StreamedAnswer:
         self.heard = now
         said = choice.get("delta") or choice.get("message") or choice
         words = said.get("text") or said.get("content") or ""
-        if words or said.get("reasoning_content") or said.get("tool_calls"):
+        thought = said.get("reasoning") or said.get("reasoning_content")
+        if words or thought or said.get("tool_calls"):
             self.pieces.append(now)
         index = choice.get("index", 0)
         self.texts[index] = self.texts.get(index, "") + words

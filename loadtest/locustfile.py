@@ -199,7 +199,7 @@ class StreamingUser(User):
             self._fire("STREAM", "TTFT", told.ttft)
         for gap in told.gaps:
             self._fire("STREAM", "ITL", gap)
-        if told.pieces and told.tpot is not None and not (cancelled or fault):
+        if told.tpot is not None and not (cancelled or fault):
             self._fire("STREAM", "TPOT", told.tpot)
 
     def _fire(self, kind: str, name: str, seconds: float, length: int = 0, fault: str = "") -> None:

@@ -31,12 +31,13 @@ def prometheus_configuration(url: str) -> str:
     address = urlsplit(url)
     if not address.hostname:
         raise ValueError(f"give an address like http://127.0.0.1:8000, not {url}")
+    host = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
     port = address.port or (443 if address.scheme == "https" else 80)
     scrape: dict[str, Any] = {
         "job_name": "lexshard",
         "scheme": address.scheme,
         "metrics_path": f"{address.path.rstrip('/')}/metrics",
-        "static_configs": [{"targets": [f"{address.hostname}:{port}"]}],
+        "static_configs": [{"targets": [f"{host}:{port}"]}],
     }
     if address.scheme == "https":  # a certificate of a server nearby is often its own
         scrape["tls_config"] = {"insecure_skip_verify": True}

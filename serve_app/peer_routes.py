@@ -41,7 +41,9 @@ async def ping(state: ServerState, _: Request) -> Response:
     """Empty, as SageMaker asks; 503 while there is no engine."""
     if state.client.ready:
         return Response(media_type="text/plain")
-    return ApiError(503, f"not ready: {state.client.health_reason}").response()
+    # No Retry-After says that waiting is in vain.
+    retry = {"Retry-After": "2"} if state.client.failure is None else {}
+    return ApiError(503, f"not ready: {state.client.health_reason}", headers=retry).response()
 
 
 async def load(state: ServerState, _: Request) -> Response:

@@ -57,6 +57,7 @@ NEVER_READY = "it died again and again before it was ready (out of memory?): the
 NOT_STARTED_AGAIN = "the engine died and could not be started again; the server's log says why"
 
 
+NOTHING_HEARD = EngineStatistics()  # told as a client's until its engine has spoken
 Answer = TypeVar("Answer")
 
 
@@ -81,7 +82,7 @@ class EngineSupervisor:
         self._supervision: asyncio.Task[None] | None = None
         self._information: EngineInformation | None = None
         self._stopping = False
-        self.statistics = EngineStatistics()
+        self.statistics = NOTHING_HEARD
         self.restarts = 0
         self.failure: str | None = None
         self.health_reason: str | None = STARTING
@@ -249,6 +250,7 @@ class EngineSupervisor:
                 raise PeerLostError("it has ended")
             self._set_health(RESTARTING)  # it lives, but not with us: it was not heard for long
             self._side = self._pulse = None
+            self.statistics = NOTHING_HEARD
             return False
         except EngineRaisedError:
             if self._information is not None:
@@ -304,6 +306,7 @@ class EngineSupervisor:
         if self._side is not None:
             self._side.close()
         self._side = self._pulse = None
+        self.statistics = NOTHING_HEARD
         if self._engine is not None:
             self._engine.kill()
         self._engine = None
@@ -323,12 +326,14 @@ class EngineSupervisor:
         configuration = self._configuration
         waits = configuration.shards > 1 or (configuration.tensor_parallel or 1) > 1
         stall = LONGEST_STEP_SECONDS if waits else STALL_SECONDS
-        while pulse.idleness < stall and pulse.silence < LONGEST_STEP_SECONDS:
-            if pulse.look() and self.ready:
+        while True:
+            quiet = pulse.look()
+            if pulse.idleness >= stall or pulse.silence >= LONGEST_STEP_SECONDS:
+                raise PeerLostError(f"no word from the engine for {pulse.silence:.0f} s")
+            if quiet and self.ready:
                 logger.error("%s: no word for %.1f s", SUSPENDED, pulse.silence)
                 self._set_health(SUSPENDED)
             await asyncio.sleep(LOOK_SECONDS)
-        raise PeerLostError(f"no word from the engine for {pulse.silence:.0f} s")
 
     def _replay(self) -> None:
         """Hand every unfinished sequence to the new engine."""

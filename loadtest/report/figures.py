@@ -11,14 +11,10 @@ from lexshard.loadtest.report.plots import Points, bars, curves, ratios
 Results = Mapping[str, Any]  # what --json wrote
 Draw = Callable[[Results], Iterator[str]]
 
-# Of a byte from DRAM: 640 pJ for 32 bits (Horowitz, Computing's energy problem, ISSCC 2014).
-PICOJOULES_OF_A_BYTE = 160.0
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One part of the page. ``says`` is what to see in it. ``file`` is where ``command`` writes;
-    empty where nothing measures it yet."""
+    """One part of the page. ``says`` is what to see in it. ``file`` is where ``command`` writes."""
 
     name: str
     title: str
@@ -203,15 +199,6 @@ def loads(report: Results) -> Iterator[str]:
     yield ratios("How many times sooner a whole answer is there", found)
 
 
-def energies(report: Results) -> Iterator[str]:
-    rows = []
-    for name in ("certified", "own dense", "torch fp32"):
-        read = median_of(report, name, need="greedy", batch=1, measure="bytes read")
-        if read is not None:
-            rows.append((name, read * 1e6 * PICOJOULES_OF_A_BYTE * 1e-9))
-    yield bars("ESTIMATED from the bytes read, one greedy row", "mJ a token", rows)
-
-
 FIGURES = (
     Figure("bytes", "Bytes against exactness",
            "Every token is the dense head's; what differs is how much is read for it. Bounds of "
@@ -253,10 +240,4 @@ FIGURES = (
     Figure("recovery", "After a kill",
            "Processes killed under load; streams go on with the same text.",
            "chaos.json", "lexshard chaos", recoveries),
-    Figure("energy", "Energy, estimated",
-           "160 pJ for a byte from DRAM (Horowitz, ISSCC 2014), and nothing else: no measurement.",
-           "head.json", "lexshard bench head", energies),
-    Figure("energy-measured", "Energy, measured",
-           "By counters of the processor (RAPL) or the GPU (NVML): no machine at hand had any.",
-           "", "", energies),
 )  # fmt: skip

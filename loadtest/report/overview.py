@@ -29,7 +29,7 @@ def write_overview(results: Path, page: Path, figures: Sequence[Figure] = FIGURE
     page.parent.mkdir(parents=True, exist_ok=True)
     parts, missing = [f"<p>{escape(_SAYS)}</p>", _contents(figures)], []
     for figure in figures:
-        report = _read(results / figure.file) if figure.file else None
+        report = _read(results / figure.file)
         plots = _plots(figure, report)
         if not plots:
             missing.append(figure.name)
@@ -67,7 +67,5 @@ def _section(figure: Figure, report: Any, plots: Sequence[str]) -> Iterator[str]
         yield f'<div class="plots">{"".join(plots)}</div>'
         yield origin(report)
         return
-    how = "Nothing measures it yet."
-    if figure.command:
-        how = f"<code>{escape(figure.command)} --json docs/results/{figure.file}</code> makes it."
+    how = f"<code>{escape(figure.command)} --json docs/results/{figure.file}</code> makes it."
     yield f'<p class="warnings"><b>Missing.</b> {how}</p>'

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ TICK_SECONDS = 1.0
 
 class HttpServer(uvicorn.Server):
     """One that looks at the clock once a second instead of ten times, and hears no signals."""
+
+    capture_signals = nullcontext  # type: ignore[assignment]
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -154,7 +156,8 @@ def main(connect: EngineConnector | None = None) -> int:
     """Serves what standard input says; the exit code. ``connect`` None takes the engine that is
     kept beside it."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager may send them to all
+        signal.signal(number, lambda *_: None)  # ignored ones would be in what it starts, too
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiOrder)
     config = ServeConfig.model_validate_json(order.config, strict=True)
     log_to(sys.stderr, config.log_format)

@@ -18,7 +18,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from lexshard.actors.messages import EngineStatistics
 from lexshard.actors.statistic import Statistic, statistics_of
+from lexshard.cluster.engine.supervisor import NOTHING_HEARD
 from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.seats import SharedCounters
 from lexshard.serve_app.engine_client import EngineClient
@@ -26,7 +28,8 @@ from lexshard.serve_app.observability.http_metrics import RESTARTS, HttpCollecto
 
 
 class EngineCollector(Collector):
-    """Reads the engine's latest statistics whenever Prometheus asks."""
+    """Reads the engine's latest statistics whenever Prometheus asks. While there are none nothing
+    is told: zeros would be taken for a restart, and those of a dead engine for what is."""
 
     def __init__(
         self, client: EngineClient, admission: Admission, counters: SharedCounters
@@ -37,13 +40,18 @@ class EngineCollector(Collector):
         # What others have seen: this process's client begins at none.
         self._earlier_restarts = counters.largest(RESTARTS)
 
-    def collect(self) -> Iterator[Metric]:
-        self._admission.forget_the_dead()
+    def note_restarts(self) -> None:
+        """Writes down what this process has seen, for others and its successor."""
         own = self._counters.own
         own[RESTARTS] = max(own[RESTARTS], self._earlier_restarts + self._client.restarts)
+
+    def collect(self) -> Iterator[Metric]:
+        self._admission.forget_the_dead()
+        self.note_restarts()
         statistics = self._client.statistics
-        for name, declared in statistics_of(type(statistics)).items():
-            yield _engine_metric(name, declared, getattr(statistics, name))
+        if statistics is not NOTHING_HEARD:
+            for name, declared in statistics_of(type(statistics)).items():
+                yield _engine_metric(name, declared, getattr(statistics, name))
         gauges = {
             "lexshard_ready": (self._client.ready, "1 while the engine answers"),
             "lexshard_admitted_sequences": (
@@ -102,7 +110,14 @@ class PeerNames(Collector):
         self._http = http
 
     def collect(self) -> Iterator[Metric]:
-        told = self._client.statistics
+        if self._client.statistics is not NOTHING_HEARD:
+            yield from self._of_engine(self._client.statistics)
+        total = self._http.counters.total()
+        for name, own in HISTOGRAMS.items():
+            histogram = self._http.histograms[own]
+            yield histogram.family(total, name, histogram.name)
+
+    def _of_engine(self, told: EngineStatistics) -> Iterator[Metric]:
         used = told.kv_blocks_used / max(1, told.kv_blocks_total)
         gauges = {
             "vllm:num_requests_running": (float(told.running), "lexshard_running"),
@@ -130,7 +145,3 @@ class PeerNames(Collector):
             block = self._client.information.kv_tokens // max(1, self._client.information.kv_blocks)
             cache.add_metric((str(block), str(told.kv_blocks_total)), 1.0)
         yield cache
-        total = self._http.counters.total()
-        for name, own in HISTOGRAMS.items():
-            histogram = self._http.histograms[own]
-            yield histogram.family(total, name, histogram.name)

@@ -72,7 +72,7 @@ _OBSERVED = (
     ("time_per_output_token_seconds", "Mean time per token after the first", SECONDS_PER_TOKEN),
     (
         "inter_token_latency_seconds",
-        "Between the tokens of one engine step and those of the next, of one request",
+        "Between two messages with tokens of one request: of one engine step each, or of several",
         SECONDS_PER_TOKEN,
     ),
     ("queue_seconds", "From a request's arrival in the engine to its first step", SECONDS),
@@ -116,10 +116,9 @@ class HttpCollector(Collector):
         told["time_to_first_token_seconds"].observe(own, first)
         told["request_prompt_tokens"].observe(own, record.prompt_tokens)
         told["request_output_tokens"].observe(own, record.completion_tokens)
-        if record.completion_tokens > 1:
-            told["time_per_output_token_seconds"].observe(
-                own, (seconds - first) / (record.completion_tokens - 1)
-            )
+        further = record.completion_tokens / record.choices - 1  # of a choice, in the mean
+        if further > 0:
+            told["time_per_output_token_seconds"].observe(own, (seconds - first) / further)
         if len(record.piece_times) > 1:
             told["inter_token_latency_seconds"].observe_all(own, np.diff(record.piece_times))
         if record.began is not None:

@@ -63,15 +63,16 @@ class ServerMetrics:
         self._http = HttpCollector(paths, seats)
         given = {"model": model, "replica": replica}
         labels = {name: value for name, value in given.items() if value}
-        engine = EngineCollector(client, admission, self._http.counters)
+        self._engine = EngineCollector(client, admission, self._http.counters)
         self._registry = CollectorRegistry()
-        self._registry.register(_Labelled([engine, self._http], labels))
+        self._registry.register(_Labelled([self._engine, self._http], labels))
         if peer_names:
             named = {"model_name": model, **({"replica": replica} if one_of_several else {})}
             self._registry.register(_Labelled([PeerNames(client, self._http)], named))
 
     def observe(self, record: RequestRecord) -> None:
         """Counts a request that has been answered."""
+        self._engine.note_restarts()
         self._http.observe(record)
 
     def text(self) -> bytes:

@@ -34,6 +34,7 @@ class ReceiptIssuer:
         self._config = config
         self._signer = None if config.receipt_key is None else Signer.read(config.receipt_key)
         self._made_by: Provenance | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     async def provenance(self, information: EngineInformation) -> Provenance:
         """What makes this server's replies.
@@ -52,10 +53,16 @@ class ReceiptIssuer:
             raise bad_request(f"'receipt': none are written of {information.dtype}", "receipt")
         if not information.processor:
             raise bad_request("'receipt': this device writes none; ask its server", "receipt")
-        if self._made_by is None:
-            told = information.dtype, information.body, information.processor
-            self._made_by = made_by(await _hashes(config.model), *told)
+        if self._made_by is None:  # all that ask meanwhile wait for one look, and none ends it
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look(information))
+            await asyncio.shield(self._looking)
+            assert self._made_by is not None
         return self._made_by
+
+    async def _look(self, information: EngineInformation) -> None:
+        told = information.dtype, information.body, information.processor
+        self._made_by = made_by(await _hashes(self._config.model), *told)
 
     def receipt_of(
         self, request: Request, made_by: Provenance, stop: StopRule | None, empty: bool

@@ -132,9 +132,12 @@ class EmbeddedServer:
                         self._tell(f"{how}; starting it again")
                     self._start_again(kept, name)
                 case (name, said):
-                    if said.failure is not None and not self._announced:
+                    if said.failure is None:
+                        self._hear(name, said)
+                    elif self._announced:  # it looks for no other engine: it is to end this one
+                        kept.let_go(name)
+                    else:
                         return self._failed(said.failure)
-                    self._hear(name, said)
 
     def _stop(self, kept: KeptProcesses) -> int:
         """API processes end when every open stream has ended or was told; the engine with the last
@@ -150,9 +153,8 @@ class EmbeddedServer:
             match self._events.get():
                 case Ended(name, _):
                     self._running.discard(name)
-                case Due(name):
-                    if name == ENGINE:
-                        break
+                case Due(name) if name == ENGINE and left == {ENGINE}:
+                    break  # not the pause before a start, which may have been pending
                 case StopAsked():
                     print("lexshard: not everything ends; killing it", file=sys.stderr, flush=True)
                     break
@@ -175,8 +177,8 @@ class EmbeddedServer:
                 print_lines(text, self._config.log_format)
 
     def _start(self, kept: KeptProcesses, name: str) -> None:
-        self._running.add(name)
         kept.start(self._roles[name])
+        self._running.add(name)
 
     def _start_again(self, kept: KeptProcesses, name: str) -> None:
         """At once, or after a pause where that has only just been done before."""
@@ -188,7 +190,11 @@ class EmbeddedServer:
 
     def _start_anew(self, kept: KeptProcesses, name: str) -> None:
         self._started_anew[name] = time.monotonic()
-        self._start(kept, name)
+        try:
+            self._start(kept, name)
+        except OSError as error:  # no memory, or no room for a process, at the moment
+            self._tell(f"a process ({name}) cannot be started yet: {error}")
+            self._later(PAUSE_SECONDS, Due(name))
 
     def _later(self, seconds: float, event: Event) -> None:
         timer = threading.Timer(seconds, self._events.put, [event])

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
-from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import (
+    EngineStatistics,
+    Request,
+    SamplingParameters,
+    SequenceEvent,
+)
 from lexshard.cluster.engine import supervisor
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.cluster.engine.supervisor import (
     NEVER_READY,
     NOT_STARTED_AGAIN,
+    NOTHING_HEARD,
     STARTS_WAITED_FOR,
     EngineSupervisor,
 )
@@ -130,6 +136,17 @@ def test_what_no_engine_was_asked_for_has_seen_no_death(tmp_path: Path) -> None:
             await until(lambda: bool(engines.started[-1].asked))
             engines.started[-1].finish("a")
             assert (await ending(stream))[0].finish_reason == "stop"
+
+    asyncio.run(scenario())
+
+
+def test_what_an_engine_said_of_itself_is_not_told_after_its_death(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engines = EnginesToCome(tmp_path, [None, LOST, None])
+        async with client_of(engines) as client:
+            client.statistics = EngineStatistics(waiting=3)
+            await died(engines, client)
+            assert client.statistics is NOTHING_HEARD
 
     asyncio.run(scenario())
 

@@ -68,14 +68,15 @@ def test_lines_of_data_belong_together_and_other_fields_are_skipped() -> None:
     assert EventReader().feed(stream) == [b"one\ntwo", b"three"]
 
 
-def test_only_visible_text_is_a_piece_and_the_last_choice_ends_the_answer() -> None:
+def test_text_thoughts_and_calls_are_pieces_and_the_last_choice_ends_the_answer() -> None:
     role = event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+    thought = event({"choices": [{"delta": {"reasoning": "Hm"}}]})
     said = event({"choices": [{"delta": {"content": "Hi"}}]})
     called = event({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]})
     end = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    answer = heard(role, said, called, end, USAGE, DONE)
-    assert answer.pieces == [2.0, 3.0]
-    assert answer.heard == 4.0
+    answer = heard(role, thought, said, called, end, USAGE, DONE)
+    assert answer.pieces == [2.0, 3.0, 4.0]
+    assert answer.heard == 5.0
     assert answer.finished == {0: "stop"}
     assert answer.texts == {0: "Hi"}
     assert answer.fault == ""

@@ -29,6 +29,7 @@ from lexshard.loadtest.bench.load.timeline import (
 # Sent 10 ms late, first token after 100 ms, then 200 ms and 300 ms; one token more than pieces.
 FIRST = RequestTimeline(1.0, 1.01, 1.61, (1.11, 1.31, 1.61), 20, 4)
 SECOND = RequestTimeline(1.5, 1.5, 1.8, (1.8,), 10, 1)  # one token
+SILENT = RequestTimeline(1.0, 1.0, 2.0, (), 10, 4)  # its tokens were no text
 LOST = RequestTimeline(1.2, 1.2, 2.0, (1.4,), 0, 1, "status 503: full")
 RUN = LoadRun("ours", 2.0, 0, (FIRST, SECOND, LOST), (0.0, 0.0, 0.004))
 
@@ -48,9 +49,9 @@ def test_latencies_are_those_of_answered_requests_from_their_sending() -> None:
 def test_figures_are_what_the_timelines_say() -> None:
     told = found(RUN)
     assert (told["answered"], told["errors"]) == (2, 1)
-    assert told["requests/s"] == pytest.approx(2 / 2.0)
-    assert told["output tokens/s"] == pytest.approx(5 / 2.0)
-    assert told["all tokens/s"] == pytest.approx(35 / 2.0)
+    assert told["requests/s"] == pytest.approx(2 / 1.8)  # until the last answer, not the failure
+    assert told["output tokens/s"] == pytest.approx(5 / 1.8)
+    assert told["all tokens/s"] == pytest.approx(35 / 1.8)
     assert told["TTFT mean"] == pytest.approx(200)
     assert told["TTFT median"] == pytest.approx(200)
     assert told["TTFT p90"] == pytest.approx(280)
@@ -85,9 +86,14 @@ def test_objectives_judge_every_request_by_itself(text: str, met: list[bool]) ->
     assert not are_met([objective(text)], LOST)
 
 
+def test_nothing_is_said_of_tokens_that_were_not_heard() -> None:
+    assert milliseconds(replace(RUN, requests=(SILENT,)))["TPOT"] == []
+    assert not any(are_met([objective(text)], SILENT) for text in ("tpot:999", "itl_max:999"))
+
+
 def test_goodput_counts_requests_that_meet_every_objective() -> None:
     told = found(RUN, objective("ttft:300.001"), objective("e2e:400"))
-    assert told["goodput"] == pytest.approx(1 / 2.0)
+    assert told["goodput"] == pytest.approx(1 / 1.8)
     assert told["good share"] == pytest.approx(1 / 3)
 
 
@@ -107,7 +113,7 @@ def test_in_flight_is_counted_as_by_hand(drawn: list[tuple[float, float]]) -> No
 
 def test_over_time_keeps_all_tokens_and_sees_who_waits() -> None:
     times = over_time(RUN, 20)
-    width = RUN.seconds / 20
+    width = times.seconds[0]
     assert times.tokens_per_second.sum() * width == pytest.approx(4 + 1 + 1)
     by_moment = {round(float(at), 2): index for index, at in enumerate(times.seconds)}
     assert (times.in_flight[by_moment[1.0]], times.waiting[by_moment[1.0]]) == (0, 0)

@@ -21,6 +21,8 @@ def test_prometheus_looks_where_the_server_is() -> None:
     [scrape] = told["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": ["llm.example:443"]}]
     assert (scrape["scheme"], scrape["metrics_path"]) == ("https", "/own/metrics")
+    [scrape] = json.loads(prometheus_configuration("http://[::1]:8000"))["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": ["[::1]:8000"]}]
     with pytest.raises(ValueError, match="address"):
         prometheus_configuration("127.0.0.1:8000")
 

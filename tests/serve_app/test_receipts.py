@@ -32,6 +32,7 @@ from lexshard.actors.receipts.signature import Signer, signed_by
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.cli import main
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.receipts import issuing
 from lexshard.serve_app.receipts.issuing import ReceiptIssuer
 from lexshard.serve_app.start.preflight import check_receipt_key
 from lexshard.serve_app.start.readiness import StartupError
@@ -427,6 +428,37 @@ def test_a_key_that_others_can_read_signs_nothing(
     for path, told in ((others, "can read .*key.pem: chmod 600 it"), (tmp_path / "no", "No such")):
         with pytest.raises(StartupError, match=f"--receipt-key: .*{told}"):
             check_receipt_key(ServeConfig(model="mock", receipt_key=str(path)))
+
+
+def test_first_receipts_wait_for_one_look_at_the_models_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would read all weights in a process of its own. One that fails is no last word, and a
+    client that leaves ends it for no other."""
+    looks: list[str] = []
+
+    async def look(model: str) -> tuple[str, str]:
+        looks.append(model)
+        await asyncio.sleep(0.02)
+        if len(looks) == 1:
+            raise ApiError(500, "unreadable")
+        return "weights", "tokenizer"
+
+    async def ten() -> list[Provenance | BaseException]:
+        asked = [asyncio.create_task(issuer.provenance(information)) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        return (await asyncio.gather(*asked, return_exceptions=True))[1:]
+
+    async def scenario() -> None:
+        assert [str(each) for each in await ten()] == ["unreadable"] * 9
+        assert {type(each) for each in await ten()} == {Provenance}
+
+    monkeypatch.setattr(issuing, "_hashes", look)
+    issuer = ReceiptIssuer(ServeConfig(model="mock"))
+    information = replace(MockEngine().information, processor="avx2")
+    asyncio.run(scenario())
+    assert len(looks) == 2
 
 
 def test_where_tokens_depend_on_drafts_receipts_are_refused() -> None:

@@ -33,11 +33,15 @@ class Kept:
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.let_go_of: list[str] = []
         self.then: Callable[[], None] = lambda: None
 
     def start(self, role: ProcessRole) -> None:
         self.started.append(role.name)
         self.then()
+
+    def let_go(self, name: str) -> None:
+        self.let_go_of.append(name)
 
     def process_ids(self) -> set[int]:
         return set()
@@ -81,6 +85,44 @@ def test_an_engine_that_was_ready_once_is_started_for_ever(monkeypatch: pytest.M
     before, after = [Ended(ENGINE, -9)], [Ended(ENGINE, -9)] * STARTS
     server = server_of(monkeypatch, *before, (f"{API} 0", ready), *after, StopAsked())
     assert server._keep(cast(Any, Kept())) == 0
+
+
+def test_an_api_process_that_met_a_failed_start_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It supervises nothing any more. When it ends, it ends the engine that waits to tell why."""
+    ready, failed = Said(information=asdict(MockEngine().information)), Said(failure="no memory")
+    names = [f"{API} {index}" for index in range(2)]
+    server, kept = server_of(monkeypatch, *((name, ready) for name in names)), Kept()
+    for event in ((names[1], failed), StopAsked()):
+        server._events.put(event)
+    assert server._keep(cast(Any, kept)) == 0
+    assert kept.let_go_of == [names[1]]
+
+
+def test_a_stop_waits_for_open_streams_though_a_start_of_the_engine_was_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"{API} 0"
+    server = server_of(monkeypatch, Due(ENGINE), Ended(name, 0))
+    server._announced, server._running = True, {name}
+    assert server._stop(cast(Any, Kept())) == 0
+    assert not server._running
+
+
+def test_a_process_that_cannot_be_started_at_the_moment_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, kept = server_of(monkeypatch, Ended(ENGINE, -9), StopAsked()), Kept()
+
+    def then() -> None:
+        if len(kept.started) == 1:
+            raise BlockingIOError("no room for a process")
+
+    kept.then, server._ready = then, {API}
+    server._keep(cast(Any, kept))
+    assert server._events.get() == Due(ENGINE)
+    assert ENGINE not in server._running
 
 
 def test_a_first_death_is_answered_at_once_and_one_that_follows_it_after_a_pause(

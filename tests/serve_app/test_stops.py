@@ -55,6 +55,12 @@ def test_a_stop_takes_the_grace_of_open_streams_and_little_more(
     assert told.rstrip().endswith("lexshard: stopped")
 
 
+def test_an_api_process_leaves_signals_to_the_process_that_keeps_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with HttpServer(uvicorn.Config(lambda: None)).capture_signals():
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_an_api_process_that_is_to_stop_does_not_wait_for_its_clock() -> None:
     async def check() -> float:
         server = HttpServer(uvicorn.Config(lambda: None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import nan
 from urllib.request import urlopen
 
 _ORIGIN = re.compile(r'(model|replica)="[^"]*",?')
@@ -16,10 +17,11 @@ def unlabelled(text: str) -> str:
 
 
 def metric(url: str, name: str) -> float:
-    """The sample of this name and these labels that the server at ``url`` tells."""
+    """The sample of this name and these labels that the server at ``url`` tells; NaN where it tells
+    none at the moment."""
     with urlopen(f"{url}/metrics", timeout=5) as reply:
         lines = unlabelled(reply.read().decode()).splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), nan)
 
 
 def exported_names(text: str) -> set[str]:

@@ -101,9 +101,12 @@ class Objective:
     limit: float
 
     def is_met(self, request: RequestTimeline) -> bool:
-        """An answer of one token has no gaps and no time per further token: it meets those."""
+        """An answer of one token has no gaps and no time per further token: it meets those. Nothing
+        says when tokens of an answer without text came: it does not."""
         seconds = _seconds(self.measure, request)
-        return seconds is None or 1e3 * seconds <= self.limit
+        if seconds is None:
+            return bool(request.pieces) or request.output_tokens < 2
+        return 1e3 * seconds <= self.limit
 
     def __str__(self) -> str:
         return f"{self.measure}:{self.limit:g}"

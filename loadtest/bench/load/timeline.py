@@ -30,7 +30,7 @@ class RequestTimeline:
 
     @property
     def first(self) -> float:
-        """When the first text came; the end of an answer without visible text."""
+        """When the first text came; the end of an answer without any."""
         return self.pieces[0] if self.pieces else self.ended
 
     @property
@@ -45,8 +45,10 @@ class RequestTimeline:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first, (E2E - TTFT) / (n - 1); None for one token."""
-        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Time per output token after the first, (E2E - TTFT) / (n - 1); None for one token, and
+        where no text tells when the first came."""
+        told = self.pieces and self.output_tokens > 1
+        return (self.e2e - self.ttft) / (self.output_tokens - 1) if told else None
 
     @property
     def gaps(self) -> list[float]:
@@ -80,8 +82,8 @@ class LoadRun:
 
     @property
     def seconds(self) -> float:
-        """From the beginning to the end of the last answer."""
-        return max(each.ended for each in self.requests)
+        """From the beginning to the end of the last answer; of the last failure, without any."""
+        return max(each.ended for each in self.answered or self.requests)
 
     def as_json(self) -> dict[str, Any]:
         """Times are rounded to 10 microseconds."""
@@ -132,18 +134,19 @@ class OverTime:
 
 
 def over_time(run: LoadRun, intervals: int) -> OverTime:
-    """A piece of text stands for its share of the answer's tokens."""
-    edges = np.linspace(0.0, run.seconds, intervals + 1)
+    """Until the last request ended, answered or not. A piece of text stands for its share of the
+    answer's tokens."""
+    edges = np.linspace(0.0, max(each.ended for each in run.requests), intervals + 1)
     moments = edges[1:]
     pieces = [piece for each in run.requests for piece in each.pieces]
     weights = [each.output_tokens / len(each.pieces) for each in run.requests for _ in each.pieces]
     tokens, _ = np.histogram(pieces, edges, weights=weights)
-    middle = moments - run.seconds / intervals / 2
+    middle = moments - edges[1] / 2
     return OverTime(
         moments,
         counted_over([(each.sent, each.ended) for each in run.requests], middle),
         counted_over([(each.sent, each.first) for each in run.requests], middle),
-        tokens / (run.seconds / intervals),
+        tokens / edges[1],
     )
 
 

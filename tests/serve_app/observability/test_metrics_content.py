@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from lexshard.actors.messages import STEP_SECONDS, EngineStatistics, SequenceTiming
+from lexshard.cluster.engine.supervisor import NOTHING_HEARD
 from lexshard.serve_app.admission import Admission
 from lexshard.serve_app.api_processes.seats import Seats
 from lexshard.serve_app.observability.server_metrics import ServerMetrics, merged_metrics
 from tests.support.counting import metrics, record, values
 from tests.support.exposition import exported_names, unlabelled
-from tests.support.mock_engine import MockEngine
+from tests.support.mock_engine import MockEngine, Script, ids
 from tests.support.mock_server import Client, serve
 from tests.support.paths import ROOT
 
@@ -26,7 +27,7 @@ MONITORING = ROOT / "k8s" / "overlays" / "monitoring"
 
 def told_by(engine: MockEngine | None = None, **config: object) -> str:
     async def check(client: Client) -> str:
-        await client.post("/v1/completions", json={"prompt": "abc"})
+        await client.post("/v1/completions", json={"prompt": "abc", "stream": True})
         return (await client.get("/metrics")).text
 
     text: str = serve(check, engine, **config)
@@ -57,6 +58,21 @@ def test_a_request_is_observed_once_with_its_lengths_and_the_engines_times() -> 
     assert told['lexshard_inter_token_latency_seconds_bucket{le="0.005"}'] == 2
     assert told["lexshard_inter_token_latency_seconds_count"] == 3
     assert told["lexshard_inter_token_latency_seconds_sum"] == pytest.approx(0.106)
+
+
+def test_a_stream_that_fails_after_its_first_token_is_counted_as_a_failure() -> None:
+    told = told_by(MockEngine(script=lambda _: Script([ids("a")], error="broken")))
+    counted = 'lexshard_http_requests_total{method="POST",path="/v1/completions",status="%d"} 1.0'
+    assert counted % 500 in unlabelled(told)
+    assert counted % 200 not in unlabelled(told)
+
+
+def test_of_an_engine_that_has_not_spoken_nothing_is_told() -> None:
+    """A zero would be taken for its restart, and all that it has counted for new."""
+    text = told_by(MockEngine(statistics=NOTHING_HEARD), vllm_metrics=True)
+    told = {"lexshard_ready", "vllm:time_to_first_token_seconds_count"}
+    absent = {"lexshard_steps_total", "lexshard_waiting", "vllm:num_requests_waiting"}
+    assert (told | absent) & exported_names(text) == told
 
 
 def test_the_requests_of_each_process_are_told_by_all(tmp_path: Path) -> None:
