@@ -16,7 +16,7 @@ from lexshard.actors.index.format import Index, check_weights, describe_weights,
 from lexshard.actors.index.metadata import Weights
 from lexshard.actors.index.steps import Progress
 from lexshard.kernels.bounds import Clusters
-from lexshard.kernels.home import home_folder
+from lexshard.kernels.home import home_folder, writable
 
 # Not *.safetensors, though it is one: servers that load every such file beside a model would try.
 FILE_NAME = "vocabulary.lexshard"
@@ -26,9 +26,9 @@ CHEAP_PRODUCTS = 2e12
 
 def default_index_path(folder: str | Path, weights: Weights) -> Path:
     """Where an index is built: beside the model if that is a place for files, else in the user's
-    cache, by the hash of the weights."""
+    cache, or what stands for it (see `writable`), by the hash of the weights."""
     own = os.access(folder, os.W_OK) and not in_hub_cache(folder)
-    return Path(folder) / FILE_NAME if own else _cached(weights)
+    return Path(folder) / FILE_NAME if own else _cached(writable(home_folder()), weights)
 
 
 def open_or_build(
@@ -57,8 +57,9 @@ def open_or_build(
     if path is not None and Path(path).is_file():
         return read_index(Path(path), weights, wanted)
     found: Header | None = None
-    places = (Path(folder) / FILE_NAME, _cached(weights)) if path is None else ()
-    for place in places:
+    target = default_index_path(folder, weights) if path is None else Path(path)
+    places = (Path(folder) / FILE_NAME, _cached(home_folder(), weights), target)
+    for place in dict.fromkeys(places) if path is None else ():
         header = _fitting(place, weights, announce)
         if header is not None and _holds(header, wanted, clusters, weights):
             try:
@@ -67,12 +68,17 @@ def open_or_build(
                 announce(f"{error} (doing so now)")
         found = found or header
     settings = _settings(found, wanted, clusters, weights)
-    target = default_index_path(folder, weights) if path is None else Path(path)
     made = [*settings.tiers, *(["clusters"] if settings.clusters != 0 else [])]
     announce(f"building the vocabulary index {target} ({', '.join(made)}), once for these weights")
     if clusters and settings.clusters == 0:
         announce("clusters would take long and are left out: `lexshard index build` makes them")
-    build_index(folder, model, target, settings, progress=progress)
+
+    def still_wanted() -> IndexSettings:
+        # Another start may have put other parts there while this one waited for its turn.
+        there = _fitting(target, weights, lambda _: None)
+        return _settings(there or found, wanted, clusters, weights)
+
+    build_index(folder, model, target, still_wanted, progress=progress)
     return read_index(target, weights, wanted)
 
 
@@ -88,8 +94,8 @@ def index_clusters(model: LoadedModel, configuration: EngineConfiguration) -> Cl
     return index.clusters
 
 
-def _cached(weights: Weights) -> Path:
-    return home_folder() / f"{weights.hash[:32]}.lexshard"
+def _cached(home: Path, weights: Weights) -> Path:
+    return home / f"{weights.hash[:32]}.lexshard"
 
 
 def _fitting(path: Path, weights: Weights, announce: Callable[[str], None]) -> Header | None:

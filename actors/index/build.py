@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -87,11 +87,12 @@ def build_index(
     folder: str | Path,
     model: LoadedModel,
     out: str | Path,
-    settings: IndexSettings | None = None,
+    settings: IndexSettings | Callable[[], IndexSettings] | None = None,
     *,
     progress: Progress | None = None,
 ) -> Header:
-    """Build the index of ``model``, loaded from ``folder``, at ``out``.
+    """Build the index of ``model``, loaded from ``folder``, at ``out``, as ``settings`` are when no
+    other process builds there any more.
 
     Every finished step is kept beside ``out``: an interrupted build goes on where it stopped, and
     a file already at ``out`` gives what it has in common. The same arguments give the same bytes.
@@ -99,11 +100,11 @@ def build_index(
     afterwards. Raises ValueError for weights with NaN or infinity, OSError where nothing can be
     written.
     """
-    settings = settings or IndexSettings()
     head = own_rows(model)
     out = Path(out)
     with alone(out.parent), pool.every_core():
-        builder = _Builder(Path(folder), model, head, out, settings, progress)
+        asked = settings() if callable(settings) else settings or IndexSettings()
+        builder = _Builder(Path(folder), model, head, out, asked, progress)
         return builder.build()
 
 

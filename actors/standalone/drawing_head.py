@@ -78,6 +78,7 @@ class DrawingHead:
     def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
         """A decision per row of ``hidden`` [N, d], whose rows are ``names``; None where no token is
         left. Raises `NonFiniteHiddenError`."""
+        names = names._replace()  # another object: those of a step are known by it
         pool.begin_step(len(hidden))
         found = self._head.candidates(hidden.detach().float().contiguous(), names)
         return self._decided(names, found)

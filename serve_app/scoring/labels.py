@@ -23,13 +23,7 @@ from lexshard.serve_app.openai.choice import Choice, OutputOptions
 from lexshard.serve_app.openai.errors import bad_request, context_length_exceeded, json_response
 from lexshard.serve_app.openai.generation import Generation
 from lexshard.serve_app.openai.parameters import check_priority
-from lexshard.serve_app.openai.prompts import (
-    Prompt,
-    RawPrompt,
-    TextReader,
-    check_and_truncate,
-    estimated_tokens,
-)
+from lexshard.serve_app.openai.prompts import Prompt, RawPrompt, estimated_tokens
 from lexshard.serve_app.openai.protocol import (
     MAX_PROMPTS,
     RequestName,
@@ -93,20 +87,24 @@ async def score(
     return Scores(values, {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]})
 
 
-def checked_prompt(
-    token_ids: Sequence[int], what: str, field: str, information: EngineInformation
-) -> Prompt:
-    """A prompt that leaves room for a label.
-
-    Raises:
-        ApiError: 400 naming ``field`` where ``what`` its tokens are of is too long; for ids that
-            are no rows of the model.
+def check_length(length: int, what: str, field: str, information: EngineInformation) -> None:
+    """Raises:
+    ApiError: 400 naming ``field`` where ``what`` has no tokens, or leaves no room for a label.
     """
-    context = information.context
-    if len(token_ids) >= context:
-        reason = f"{what} are {len(token_ids)}, which leaves none for a label."
-        raise context_length_exceeded(context, reason, field)
-    return check_and_truncate(Prompt(tuple(token_ids), None), None, information)
+    if not length:
+        raise bad_request(f"{what} have no tokens", field)
+    if length >= information.context:
+        reason = f"{what} are {length}, which leaves none for a label."
+        raise context_length_exceeded(information.context, reason, field)
+
+
+def check_ids(ids: Sequence[int], field: str, information: EngineInformation) -> None:
+    """Raises:
+    ApiError: 400 naming ``field`` for ids that are no rows of the model.
+    """
+    if max(ids, default=0) >= information.vocabulary_size:
+        last = information.vocabulary_size - 1
+        raise bad_request(f"'{field}' holds {max(ids)}, outside 0..{last}", field)
 
 
 def _generation(
@@ -189,29 +187,33 @@ async def create_generative_scoring(call: HttpCall) -> ASGIApp:
     information = state.information()
     labels = list(dict.fromkeys(asked.label_token_ids))
     check_priority(asked.priority, record)
-    if max(labels) >= information.vocabulary_size:
-        raise bad_request(
-            f"'label_token_ids' holds {max(labels)}, outside 0..{information.vocabulary_size - 1}",
-            "label_token_ids",
-        )
+    check_ids(labels, "label_token_ids", information)
     items: Sequence[RawPrompt] = asked.items
     tokens = estimated_tokens([*items, *[asked.query] * len(items)], information.max_model_len)
     softmax = asked.apply_softmax is not False
     scoring = Scoring(labels, len(items), tokens, softmax, asked.priority)
 
-    read = partial(_prompts, asked, call.reader(), information)
-    scores = await score(call, scoring, read)
+    scores = await score(call, scoring, partial(_prompts, call, asked, information))
     return scores.reply(f"generative-scoring-{record.request_id}", model)
 
 
 async def _prompts(
-    asked: GenerativeScoringRequest, reader: TextReader, information: EngineInformation
+    call: HttpCall, asked: GenerativeScoringRequest, information: EngineInformation
 ) -> list[Prompt]:
     """The query and an item each, in their order; what comes first begins as texts begin."""
     special = asked.add_special_tokens is not False
-    first = bool(asked.item_first)
+    first, reader = bool(asked.item_first), call.reader()
     [query] = await reader.prompts([asked.query], special and not first, "query")
     items = await reader.prompts(asked.items, special and first, "items")
-    together = (item.ids + query.ids if first else query.ids + item.ids for item in items)
-    what = "your query and an item"
-    return [checked_prompt(ids, what, "items", information) for ids in together]
+    lengths = [len(query.ids) + len(item.ids) for item in items]
+    for length in lengths:
+        check_length(length, "your query and an item", "items", information)
+
+    def together() -> list[Prompt]:
+        check_ids(query.ids, "query", information)
+        for item in items:
+            check_ids(item.ids, "items", information)
+        pairs = ((item, query) if first else (query, item) for item in items)
+        return [Prompt(before.ids + after.ids, None) for before, after in pairs]
+
+    return await call.run(sum(lengths), together)  # a short body may ask for much of it

@@ -28,7 +28,7 @@ from lexshard.serve_app.openai.tokenization import (
     MAX_TEMPLATE_MESSAGE,
     text_bytes,
 )
-from lexshard.serve_app.scoring.labels import Scores, Scoring, checked_prompt, score
+from lexshard.serve_app.scoring.labels import Scores, Scoring, check_ids, check_length, score
 
 SCORE_PATHS = ("/v1/score", "/score")
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
@@ -202,7 +202,10 @@ async def _scores(
         # What begins a text stands in the template, as in those of chats.
         prompts = await call.reader().prompts(texts, False, field)
         what = "a query and a document, as the score template writes them,"
-        return [checked_prompt(each.ids, what, field, information) for each in prompts]
+        for each in prompts:
+            check_length(len(each.ids), what, field, information)
+            check_ids(each.ids, field, information)
+        return prompts
 
     parts = [text for pair in pairs for text in pair]
     tokens = estimated_tokens(parts, information.max_model_len)

@@ -15,7 +15,7 @@ from lexshard.actors.candidates import Candidates
 from lexshard.actors.collective import ROOT, Rounds
 from lexshard.actors.head.exchange import AnyMassShard
 from lexshard.actors.head.output_head import OutputHead
-from lexshard.actors.head.output_rows import NonFiniteHiddenError
+from lexshard.actors.head.output_rows import refuse_unsound
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.messages import RowDecision
 from lexshard.actors.standalone.drawing_head import DrawingHead, screened_shard
@@ -91,8 +91,8 @@ class SharedHead(PluginHead):
 
     def decide(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | None]:
         """As of a `PluginHead`, on every rank what rank 0 decides."""
-        if self._on_any_rank(not bool(torch.isfinite(hidden).all())):
-            raise NonFiniteHiddenError(range(len(hidden)))
+        finite = torch.isfinite(hidden).all(dim=1).double().cpu().numpy()
+        refuse_unsound(self._group.all_reduce_max(1.0 - finite) == 0.0)
         pool.begin_step(len(hidden))
         found = self._step.take(hidden.detach().float().contiguous(), self.states.table(names))
         if found is None:

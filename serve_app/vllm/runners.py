@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lexshard.serve_app.vllm.deferred import Answer, AskedRequest, DeferredLogits, Words, deferring
 from lexshard.serve_app.vllm.tally import TALLY, logger
@@ -124,17 +125,17 @@ def _sample_first(own: Function, runner: Any, logits: Any, metadata: Any) -> Any
         TALLY.refuse(f"steps with the logits processors {', '.join(sorted(other))}", len(logits))
         return own(runner, logits.dense(), metadata)
     batch.update_async_output_token_ids()
-    for place in list(batch.generators):
-        # Not used: and vLLM takes back from it what it had for a draw that is discarded.
-        if logits.decider.certifies(runner.requests[batch.req_ids[place]].sampling_params):
-            del batch.generators[place]
+    batch.generators.clear()  # vLLM would take back from them what discarded draws had
     asked = _asked(runner, metadata)
     found = logits.decider.decide(logits, asked, runner.requests)
     by_name = {each.request_id: answer for each, answer in zip(asked, found, strict=True)}
+    for name, answer in by_name.items():  # what is left to vLLM draws by its own
+        if answer is None and (generator := runner.requests[name].generator) is not None:
+            batch.generators[batch.req_id_to_index[name]] = generator
     output = own(runner, logits.dense(), metadata) if None in found else _blank(batch, metadata)
     scores = output.logprobs_tensors
     tensors = [each.cpu() for each in (output.sampled_token_ids, *(scores or ())[:3])]
-    as_tensors([by_name.get(name) for name in batch.req_ids], *tensors)
+    tensors = as_tensors([by_name.get(name) for name in batch.req_ids], *tensors)
     output.sampled_token_ids, *changed = (each.to(logits.device) for each in tensors)
     if scores is not None:
         output.logprobs_tensors = type(scores)(*changed, *scores[3:])
@@ -180,11 +181,16 @@ def _blank(batch: Any, metadata: Any) -> Any:
     return SamplerOutput(tokens, scores)
 
 
-def as_tensors(answers: Sequence[Answer | None], tokens: Tensor, *scores: Tensor) -> None:
-    """Writes ``answers`` [B] into ``tokens`` [B, S] and, where requests asked for
-    log-probabilities, into ``scores``: ids and log-probabilities [B * S, K + 1], the drawn token
+def as_tensors(answers: Sequence[Answer | None], tokens: Tensor, *scores: Tensor) -> list[Tensor]:
+    """``tokens`` [B, S] and, where requests asked for log-probabilities, ``scores`` with
+    ``answers`` [B] written into them: ids and log-probabilities [B * S, K + 1], the drawn token
     first, and its rank [B * S]."""
     width = tokens.shape[1]
+    tops = [len(each.logprobs.top) for answer in answers for each in answer or () if each.logprobs]
+    lacking = 1 + max(tops, default=0) - scores[0].shape[1] if scores else 0
+    if lacking > 0:  # vLLM has columns for the tokens that another request names alone
+        columns, values, ranks = scores
+        scores = pad(columns, (0, lacking)), pad(values, (0, lacking), value=-np.inf), ranks
     for place, answer in enumerate(answers):
         if ids := [each.token_id for each in answer or ()]:
             tokens[place] = torch.tensor(ids + [-1] * (width - len(ids)), dtype=tokens.dtype)
@@ -195,6 +201,7 @@ def as_tensors(answers: Sequence[Answer | None], tokens: Tensor, *scores: Tensor
                 scores[0][row, : len(best)] = torch.tensor(best)
                 scores[1][row, : len(best)] = torch.tensor(logprobs)
                 scores[2][row] = found.rank
+    return [tokens, *scores]
 
 
 def batch_refusal(sampler: Any, batch: Any) -> str | None:

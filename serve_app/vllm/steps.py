@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from random import Random, SystemRandom
 from typing import Any
 
+import torch
+
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
 from lexshard.actors.states.mask import Mask
@@ -17,6 +19,8 @@ from lexshard.serve_app.vllm.head import PluginHead
 from lexshard.serve_app.vllm.tally import TALLY
 
 UNKNOWN = "requests whose last tokens are not known yet"
+NO_TOKEN = "rows that no token is left for"
+NOT_FINITE = "rows with hidden states that are not finite"
 
 
 @dataclass(slots=True)
@@ -75,24 +79,27 @@ class CertifiedSteps:
         guessed = drafted if any(drafted) else ()
         names = RowNames(sequences, guessed, masks=masks if logits.masks else ())
         hidden = logits.hidden if len(rows) == len(logits.hidden) else logits.hidden[list(numbers)]
-        try:
-            left = iter(self.head.decide(hidden, names))
-        except NonFiniteHiddenError:
-            TALLY.refuse("steps with hidden states that are not finite", len(rows))
-            return answers
+        left = iter(self._decided(hidden, names))
         for place, followed in places:
             drafts = asked[place].drafts
-            answer = answers[place] = _accepted([next(left) for _ in (0, *drafts)], drafts)
-            followed.drawn = tuple(each.token_id for each in answer or ())
-            if answer is None:
-                TALLY.refuse("rows that no token is left for", 1 + len(drafts))
-            else:
-                TALLY.certified += 1 + len(drafts)
+            answer = _accepted([next(left) for _ in (0, *drafts)], drafts)
+            if isinstance(answer, str):
+                TALLY.refuse(answer, 1 + len(drafts))
+                continue
+            answers[place] = answer
+            followed.drawn = tuple(each.token_id for each in answer)
+            TALLY.certified += 1 + len(drafts)
         return answers
 
-    def certifies(self, parameters: Any) -> bool:
-        """Whether requests with vLLM's ``SamplingParams`` get their tokens here."""
-        return request_refusal(parameters, self.logprobs_mode) is None
+    def _decided(self, hidden: torch.Tensor, names: RowNames) -> list[RowDecision | str]:
+        """The decision of each row, or why there is none."""
+        try:
+            return [each or NO_TOKEN for each in self.head.decide(hidden, names)]
+        except NonFiniteHiddenError as error:
+            unsound = set(error.rows)
+        sound = [row for row in range(len(hidden)) if row not in unsound]
+        others = iter(self._decided(hidden[sound], names.some(sound)) if sound else ())
+        return [NOT_FINITE if row in unsound else next(others) for row in range(len(hidden))]
 
     def _follow(self, asked: AskedRequest) -> _Followed | str:
         """The request as it stands before this step's tokens, or why it cannot be followed."""
@@ -133,12 +140,12 @@ class CertifiedSteps:
             self.head.states.close(known.sequence)
 
 
-def _accepted(decisions: Sequence[RowDecision | None], drafts: Sequence[int]) -> Answer | None:
-    """The drawn tokens up to the first that is not what was guessed; None if one is missing."""
+def _accepted(decisions: Sequence[RowDecision | str], drafts: Sequence[int]) -> Answer | str:
+    """The drawn tokens up to the first that is not what was guessed, or why one is missing."""
     answer: list[RowDecision] = []
     for decision, guess in zip(decisions, [*drafts, None], strict=True):
-        if decision is None:
-            return None
+        if isinstance(decision, str):
+            return decision
         answer.append(decision)
         if decision.token_id != guess:
             break

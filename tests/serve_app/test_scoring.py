@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
 
+from lexshard.serve_app.openai.prompts import Prompt
+from lexshard.serve_app.scoring import labels
 from tests.support.mock_engine import BOS, VOCABULARY, MockEngine, ids
 from tests.support.mock_server import Client, post, serve
 from tests.support.scored_pairs import labels_only
@@ -63,6 +66,22 @@ def test_prompts_are_put_together_as_asked() -> None:
     assert told == [ids("aq"), ids("bcq"), (BOS, 7, 8), (BOS, 7, 9)]
 
 
+def test_long_prompts_are_put_together_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: set[str] = set()
+
+    def made(*parts: Any) -> Prompt:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return Prompt(*parts)
+
+    monkeypatch.setattr(labels, "Prompt", made)
+    engine = labels_only()
+    scored({"query": [7] * 3000, "items": [[8], [9]]}, engine)
+    assert [each.prompt_ids[-2:] for each in engine.requests] == [(7, 8), (7, 9)]
+    assert threads == {"text"}
+
+
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
@@ -74,7 +93,8 @@ def test_prompts_are_put_together_as_asked() -> None:
         ({"items": ["a", [1]]}, "items"),
         ({"items": [""]}, "items"),
         ({"items": ["a" * 5000]}, "items"),
-        ({"items": [[VOCABULARY]]}, "prompt"),
+        ({"items": [[1], [VOCABULARY]]}, "items"),
+        ({"query": [VOCABULARY]}, "query"),
         ({"query": ""}, "query"),
         ({"priority": -1}, "priority"),
         ({"apply_sofmax": True}, "apply_sofmax"),

@@ -13,7 +13,7 @@ import pytest
 from lexshard.actors.body.loading import LoadedModel, load
 from lexshard.actors.index.automatic import default_index_path, open_or_build
 from lexshard.actors.index.build import IndexSettings, build_index, own_rows
-from lexshard.actors.index.container import read_header
+from lexshard.actors.index.container import Header, read_header
 from lexshard.actors.index.errors import IndexFileError, IndexMismatchError
 from lexshard.actors.index.format import Index, describe_weights
 from lexshard.actors.index.steps import alone
@@ -73,6 +73,21 @@ def test_what_is_missing_is_added_to_what_is_there(own: Own) -> None:
     assert after.tiers == ("int8", "int4")
     assert before.parts.items() <= after.parts.items()  # nothing was made again or lost
     assert own.open(clusters=True).clusters is not None
+
+
+def test_two_first_starts_that_want_different_parts_get_both(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "lexshard.actors.index.automatic.build_index"
+
+    def wait_for_the_other(*asked: Any, **named: Any) -> Header:
+        monkeypatch.setattr(name, build_index)
+        own.open(tiers=("int4",))
+        return build_index(*asked, **named)
+
+    monkeypatch.setattr(name, wait_for_the_other)
+    assert set(own.open(tiers=("int8",)).tiers) == {"int8"}
+    assert set(read_header(own.beside).tiers) == {"int8", "int4"}
 
 
 def test_clusters_come_where_asked_and_cheap(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:

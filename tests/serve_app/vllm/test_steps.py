@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from random import Random
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -205,12 +205,19 @@ def test_the_end_of_an_engine_tells_its_counts_once(method: str) -> None:
     ]
 
 
-def test_hidden_states_that_are_not_finite_are_left(
+def test_hidden_states_that_are_not_finite_leave_their_own_requests_alone(
     steps: CertifiedSteps, weight: torch.Tensor
 ) -> None:
-    hidden = hidden_states(1)
-    hidden[0, 3] = torch.nan
-    assert steps.decide(deferred(steps, hidden, weight), [asked(parameters())], ["one"]) == [None]
+    hidden, names = hidden_states(3), ["one", "two", "three"]
+    best = (hidden @ weight.T).argmax(dim=1).tolist()
+    requests = [asked(parameters(), name=name, first=row) for row, name in enumerate(names)]
+    before = TALLY.refused.copy()
+    hidden[1, 3] = torch.nan
+    found = steps.decide(deferred(steps, hidden, weight), requests, names)
+    assert [answer and answer[0].token_id for answer in found] == [best[0], None, best[2]]
+    assert dict(TALLY.refused - before) == {"rows with hidden states that are not finite": 1}
+    hidden[:, 3] = torch.inf
+    assert steps.decide(deferred(steps, hidden, weight), requests, names) == [None] * 3
 
 
 def test_a_grammars_mask_and_allowed_tokens_hold_together(
@@ -295,6 +302,84 @@ def test_answers_fill_the_rows_of_their_requests(
     best_values = values[1].tolist()
     assert scores[1][3, :3].tolist() == pytest.approx([best_values[0], *best_values])
     assert scores[2].tolist() == [0, 0, 1, 1, 0, 0]
+
+
+class Scores(NamedTuple):
+    """vLLM's log-probabilities."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    ranks: torch.Tensor
+    counts: None = None
+
+
+def first_runner(*own: Any) -> SimpleNamespace:
+    """vLLM's first runner, as far as it is looked at, with requests that have three tokens."""
+    count, names = len(own), [f"request {place}" for place in range(len(own))]
+    generators = dict(enumerate(f"generator {place}" for place in range(count)))
+    batch = SimpleNamespace(
+        req_ids=names,
+        req_id_to_index={name: place for place, name in enumerate(names)},
+        num_reqs=count,
+        num_prompt_tokens=np.full(count, 2),
+        token_ids_cpu=np.arange(3 * count).reshape(count, 3),
+        is_token_ids=np.ones((count, 3), np.bool_),
+        generators=generators,
+        logitsprocs=SimpleNamespace(all=()),
+        update_async_output_token_ids=lambda: None,
+    )
+    known = zip(names, own, generators.copy().values(), strict=True)
+    return SimpleNamespace(
+        input_batch=batch,
+        requests={n: SimpleNamespace(sampling_params=p, generator=g) for n, p, g in known},
+        query_start_loc=SimpleNamespace(gpu=torch.arange(count + 1)),
+        positions=torch.full((count,), 2),
+        discard_request_mask=SimpleNamespace(np=np.zeros(count, np.bool_)),
+    )
+
+
+def test_tokens_that_one_request_names_take_no_log_probabilities_from_another(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    """vLLM has columns for the named tokens alone then, in every row."""
+    hidden = hidden_states(2)
+    ids, values = torch.tensor([[7, 0, 0], [8, 5, 6]]), torch.full((2, 3), -2.0)
+
+    def own(*_: Any) -> SimpleNamespace:
+        drawn = torch.tensor([[7], [8]])
+        return SimpleNamespace(
+            sampled_token_ids=drawn, logprobs_tensors=Scores(ids, values, torch.ones(2))
+        )
+
+    runner = first_runner(parameters(logprobs=5), parameters(logprob_token_ids=[5, 6]))
+    output = runners._sample_first(own, runner, deferred(steps, hidden, weight), None)
+    best, tokens = (each[0].tolist() for each in (hidden @ weight.T).log_softmax(dim=1).topk(5))
+    assert output.sampled_token_ids.tolist() == [[tokens[0]], [8]]
+    scores = output.logprobs_tensors
+    assert scores.ids.tolist() == [[tokens[0], *tokens], [8, 5, 6, 0, 0, 0]]
+    assert scores.values[0].tolist() == pytest.approx([best[0], *best], abs=1e-5)
+    assert scores.values[1].tolist() == [-2.0] * 3 + [-torch.inf] * 3
+
+
+def test_what_is_left_to_vllm_draws_by_its_own_generator(
+    steps: CertifiedSteps, weight: torch.Tensor
+) -> None:
+    budget, tiny = parameters(thinking_token_budget=5), parameters(repetition_penalty=1e-46)
+    runner = first_runner(parameters(), budget, tiny, parameters())
+    hidden, amid = hidden_states(4), runner.discard_request_mask.np
+    drawn_by: list[dict[int, str]] = []
+
+    def own(*_: Any) -> SimpleNamespace:
+        drawn_by.append(dict(runner.input_batch.generators))
+        return SimpleNamespace(sampled_token_ids=torch.zeros(4, 1), logprobs_tensors=None)
+
+    amid[:] = False, True, False, True  # vLLM would take back from theirs what they did not draw
+    runners._sample_first(own, runner, deferred(steps, hidden, weight), None)
+    amid[:] = False
+    hidden[3, 3] = torch.nan
+    runners._sample_first(own, runner, deferred(steps, hidden, weight), None)
+    left = {place: f"generator {place}" for place in (1, 2, 3)}
+    assert drawn_by == [{2: "generator 2"}, left]
 
 
 def test_nothing_is_kept_of_requests_that_are_gone(
@@ -534,13 +619,13 @@ def test_what_one_rank_cannot_certify_every_rank_leaves_to_vllm(weight: torch.Te
         with pytest.raises(ValueError, match="of a rank contain NaN"):
             SharedHead(damaged, None, None, 1.0, SIZE, group)
         head = SharedHead(own, None, None, 1.0, SIZE, group)
-        hidden = hidden_states(1)
-        if last:
-            hidden[0, 3] = torch.nan
+        hidden, names = hidden_states(3), ["one", "two", "three"]
+        best = int((hidden @ weight.T)[1].argmax())
+        hidden[0 if last else 2, 3] = torch.nan
         steps = CertifiedSteps(head, RAW)
-        assert steps.decide(deferred(steps, hidden, weight), [asked(parameters())], ["one"]) == [
-            None
-        ]
+        requests = [asked(parameters(), name=name, first=row) for row, name in enumerate(names)]
+        found = steps.decide(deferred(steps, hidden, weight), requests, names)
+        assert [answer and answer[0].token_id for answer in found] == [None, best, None]
         assert head.is_current()
         if last:
             own.mul_(1.01)

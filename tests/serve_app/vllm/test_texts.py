@@ -117,7 +117,7 @@ def test_a_seed_says_the_same_in_any_batch(
 def test_what_is_left_to_vllm_takes_nothing_from_the_others(
     certified: PluginEngine, prompts: list[list[int]]
 ) -> None:
-    asked = {"temperature": 0.9, "seed": 5, "max_tokens": 12, "logprobs": 1}
+    asked = {"temperature": 0.9, "seed": 5, "max_tokens": 12, "logprobs": 5}
     [alone] = certified.tokens(prompts[:1], [asked])
     named = {"temperature": 0.9, "seed": 6, "max_tokens": 12, "logprob_token_ids": [5, 6]}
     together, found = certified.answers(prompts[:2], [asked, named])
