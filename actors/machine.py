@@ -13,8 +13,13 @@ USUAL_THRESHOLDS = gc.get_threshold()
 
 
 def physical_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of this machine's memory, or of what its container may use of it."""
+    from lexshard.kernels.team.cores import control_groups, limits  # brings numba
+
+    told = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    for group in control_groups("memory"):
+        told += [*limits(group / "memory.max"), *limits(group / "memory.limit_in_bytes")]
+    return int(min(told))
 
 
 def processor_model() -> str:

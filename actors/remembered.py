@@ -21,6 +21,7 @@ from typing import TypeVar
 from lexshard.actors.machine import processor_model
 from lexshard.kernels.compile_cache import sources_digest
 from lexshard.kernels.home import home_folder
+from lexshard.kernels.team.cores import available_cores
 
 logger = logging.getLogger("lexshard.remembered")
 
@@ -90,7 +91,7 @@ def software_and_machine() -> str:
         *(f"{library} {_version(library)}" for library in _LIBRARIES),
         platform.platform(),
         processor_model(),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        available_cores(),
         processor_name(),
         CPU_FEATURES or binding.get_host_cpu_features().flatten(),
     )

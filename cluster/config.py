@@ -7,6 +7,7 @@ as fields of ``ServeConfig``.
 
 from __future__ import annotations
 
+import os
 import types
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
@@ -26,7 +27,7 @@ VARIABLE_PREFIX = "LEXSHARD_"
 # Options that name a file or a folder which other processes read.
 PATHS = (
     *("model", "draft", "index", "hot_vocabulary"),
-    *("shard_trace", "score_template", "receipt_key"),
+    *("shard_trace", "score_template", "receipt_key", "ssl_certfile", "ssl_keyfile"),
 )
 # What options are listed under, everywhere in this order: `lexshard serve --help=NAME`, its title.
 GROUPS = {
@@ -299,13 +300,15 @@ class ServeConfig(EngineOptions):
         return tuple(self.served_model_name) or (Path(self.model).resolve().name,)
 
     def with_absolute_paths(self) -> ServeConfig:
-        """For processes that may run in another folder. Names on the Hub stay."""
-        paths = {name: getattr(self, name) for name in PATHS}
-        named = {name for name in ("model", "draft") if paths[name] and hub_name(paths[name])}
+        """For processes that may run in another folder and know no ``~``. Names on the Hub stay."""
+        told = {name: getattr(self, name) for name in PATHS}
+        paths = {name: os.path.expanduser(path) for name, path in told.items() if path is not None}
         absolute = {
-            name: str(Path(path).expanduser().absolute())
+            name: str(Path(path).absolute())
             for name, path in paths.items()
-            if path is not None and (name, path) != ("draft", NGRAM) and name not in named
+            # A ``~`` that is left is of a home that is not there.
+            if (name, path) != ("draft", NGRAM)
+            and not (name in ("model", "draft") and path[:1] not in ("", "~") and hub_name(path))
         }
         return self.model_copy(update=absolute)
 

@@ -6,7 +6,7 @@ be ignored. Every error is one line that names the option, what was given and wh
 
 from __future__ import annotations
 
-import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,15 +33,8 @@ PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", PROCESSOR, "LEXSHARD_API_KEY", C
 # What a server tells its own processes. Ray's workers have it, too, where Serve builds another
 # configuration of the application.
 OWN_VARIABLES = "LEXSHARD_INGRESS_"  # `cluster.ingress`
-# Words that values of an option had once, and what they are called now.
-RENAMED = {
-    "verify": {"coupled": "same-token", "exact": "same-distribution"},
-    "sampler_placement": {"threads": "processes"},
-}
 # Of `kernels.processor`, which imports numba.
 PROCESSORS = ("", "avx2", "avx512", "amx", "vectors")
-
-logger = logging.getLogger("lexshard.config")
 
 
 class ConfigError(ValueError):
@@ -109,21 +102,9 @@ def config_sources(
     Raises:
         ConfigError: the file cannot be read or a variable of ours is unusable.
     """
-    file = {} if path is None else _read_file(Path(path))
-    told = {key: _word_of_today(key, value, f"file {path}") for key, value in file.items()}
-    typed = {key: _word_of_today(key, value, "flag") for key, value in flags.items()}
-    return ConfigSources(
-        None if path is None else str(path), told, environment_values(environment), typed
-    )
-
-
-def _word_of_today(key: str, value: Any, where: str) -> Any:
-    """``value``, or what it is called now, which is told."""
-    new = RENAMED.get(key, {}).get(value) if isinstance(value, str) else None
-    if new is None:
-        return value
-    logger.warning("%s: %s %s is called %s now: write that", where, key, value, new)
-    return new
+    file = {} if path is None else _read_file(Path(os.path.expanduser(path)))
+    where = None if path is None else str(path)
+    return ConfigSources(where, file, environment_values(environment), flags)
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -152,8 +133,9 @@ def _read_keys(path: str) -> list[str]:
         ConfigError: it cannot be read, or others may read it.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        refuse_readable(Path(path))
+        file = Path(os.path.expanduser(path))
+        lines = file.read_text(encoding="utf-8").splitlines()
+        refuse_readable(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the keys in {path}: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -209,7 +191,7 @@ def value_of_text(option: Option, text: str, *, where: str) -> Any:
     Raises:
         ConfigError: it is of the wrong type; ``where`` it stands is told.
     """
-    given = text.split(",") if option.repeatable else _word_of_today(option.key, text, where)
+    given = text.split(",") if option.repeatable else text
     try:
         return TypeAdapter(option.kind).validate_python(given)
     except ValidationError as error:
@@ -243,7 +225,7 @@ def _reason(problem: Any, option: Option) -> str:
     if meant:
         remedy = meant
     elif isinstance(given, str) and given.isdecimal() and option.number is int:
-        remedy = f": write {given} without quotes"
+        remedy = f": write {int(given)} without quotes"
     elif option.required or choices:
         remedy = ""
     elif option.default in (None, []):

@@ -73,7 +73,7 @@ def write_configuration(
 def main(binary: str, configuration: str, parent: str) -> None:
     """Becomes HAProxy, which ends with the process ``parent``, that started this one."""
     die_with_parent(int(parent))
-    os.execv(binary, [binary, "-db", "-q", "-f", configuration])
+    os.execv(binary, [binary, "-db", "-f", configuration])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""YAML whose mappings name each key once."""
+"""YAML whose mappings name each key once, and whose numbers are what they look like."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -23,3 +24,17 @@ class StrictLoader(yaml.SafeLoader):
                 problem=f"'{twice[0]}' is given twice: leave one out", problem_mark=node.start_mark
             )
         return super().construct_mapping(node, deep)
+
+
+def _plain_number(loader: StrictLoader, node: Any) -> int:
+    """In YAML 1.1 ``010`` is 8 and ``12:30`` is 750: what was meant is not known."""
+    number = loader.construct_yaml_int(node)
+    if re.match(r"[-+]?(0[0-7_]|\d+:)", node.value):
+        raise yaml.constructor.ConstructorError(
+            problem=f"{node.value} would be {number}: write the number that is meant, or quote it",
+            problem_mark=node.start_mark,
+        )
+    return number
+
+
+StrictLoader.add_constructor("tag:yaml.org,2002:int", _plain_number)

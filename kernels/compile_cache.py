@@ -26,9 +26,10 @@ from typing import Any
 import numba
 from numba.core.caching import CacheImpl, IndexDataCacheFile, UserProvidedCacheLocator
 
-from lexshard.kernels.home import VARIABLE, home_folder
+from lexshard.kernels.home import VARIABLE, home_folder, writable
 
 PACKAGE, KERNELS = "lexshard.", "lexshard.kernels."
+TRITON_VARIABLE = "TRITON_CACHE_DIR"
 
 
 def sources_digest(folder: Path, *, triton: bool = True) -> str:
@@ -70,8 +71,9 @@ class KernelLocator(UserProvidedCacheLocator):
         module, folder = py_func.__module__, compiled_folder()
         # What is no kernel may differ between checkouts with the same kernels.
         shared = module.startswith(KERNELS)
+        # Where none can be written numba would look beside the sources, and find yesterday's.
         self._cache_path = str(
-            folder / (module if shared else self.get_suitable_cache_subpath(py_file))
+            writable(folder / (module if shared else self.get_suitable_cache_subpath(py_file)))
         )
 
     def get_source_stamp(self) -> str:
@@ -89,9 +91,11 @@ class KernelLocator(UserProvidedCacheLocator):
 def keep_compiled_kernels() -> None:
     """From now on functions of this package are kept in `compiled_folder`, written by one process
     at a time. Triton, whose own cache knows when it is stale, keeps its kernels beside it where
-    ``LEXSHARD_HOME`` names a home for all."""
-    if VARIABLE in os.environ:
-        os.environ.setdefault("TRITON_CACHE_DIR", str(home_folder() / "triton"))
+    ``LEXSHARD_HOME`` names a home for all, or the user's cannot be written."""
+    home, named = home_folder(), os.environ.get(TRITON_VARIABLE)
+    if named or VARIABLE in os.environ or writable(home) != home:
+        found = writable(Path(named)) if named else writable(home) / "triton"
+        os.environ[TRITON_VARIABLE] = str(found)
     locators = CacheImpl._locator_classes
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
@@ -113,7 +117,7 @@ def compiled_as(name: str, function: Callable[..., Any]) -> Any:
 def _one_at_a_time(save: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
     @functools.wraps(save)
     def save_alone(self: Any, key: Any, data: Any) -> None:
-        if not Path(self._index_path).is_relative_to(compiled_folder()):
+        if _own_name() not in Path(self._index_path).parts:
             save(self, key, data)
             return
         with open(f"{self._index_path}.lock", "wb") as lock:

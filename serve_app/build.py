@@ -21,6 +21,7 @@ from lexshard.serve_app.start.readiness import StartupError
 
 # Options of `lexshard serve` that have no place here, and what to do instead.
 NOT_HERE = {
+    "backend": "Ray Serve runs it: leave it out",
     "address": "the application runs in the cluster that it is deployed to: leave it out",
     "dashboard": "Ray is started by others there: leave it out",
     "host": "Ray Serve listens: set http_options.host in its configuration",
@@ -28,6 +29,7 @@ NOT_HERE = {
     "api_processes": "every replica is one: set num_replicas of the deployment 'server'",
     "routing": "Ray Serve's own ingress chooses replicas: leave it out",
     "placement_seconds": "Ray Serve waits for room as long as it takes: leave it out",
+    "playground_kills": "whether strangers reach the page is not known there: leave it out",
     "ssl_certfile": "Ray Serve listens: set http_options.ssl_certfile in its configuration",
     "ssl_keyfile": "Ray Serve listens: set http_options.ssl_keyfile in its configuration",
     "api_keys": "`serve config` shows args: set LEXSHARD_API_KEYS or api_key_file",

@@ -82,12 +82,6 @@ COMMANDS["chaos",] = Command(
     "attack a server of its own: does it keep its word?", "lexshard.loadtest.chaos.command"
 )
 
-# What was a command once, and is a recipe beside the models of a checkout now.
-RECIPES = {
-    ("router", "train"): "python -m models.recipes.router.train",
-    ("demo", "train"): "python -m models.recipes.demo.train",
-}
-
 
 def usage(group: str | None = None) -> str:
     """What commands there are, or those of a ``group`` of them."""
@@ -210,10 +204,6 @@ def _run(command: Command, given: argparse.Namespace) -> int:
 def _no_command(arguments: Sequence[str]) -> int:
     """Half a command, or none."""
     first, *others = arguments
-    if tuple(arguments[:2]) in RECIPES:
-        recipe = RECIPES[first, others[0]]
-        print(f"lexshard: in a checkout, run `{recipe}` with the same options", file=sys.stderr)
-        return 2
     is_group = first in {words[0] for words in COMMANDS}
     if is_group and (not others or others[0] in HELP):
         print(usage(first))

@@ -34,8 +34,11 @@ files() (
     # shellcheck disable=SC2086
     find $parts -name __pycache__ -prune -o -type f -print | LC_ALL=C sort
 )
-digest=$( (echo "$variant" && cd "$checkout" && files | xargs -d '\n' sha256sum) |
-    sha256sum | cut -d ' ' -f 1)
+digest=$( (
+    echo "$variant $TORCH_INDEX"
+    cat "$0" || true # how it is installed
+    cd "$checkout" && files | xargs -d '\n' sha256sum
+) | sha256sum | cut -d ' ' -f 1)
 installed="$environment/.lexshard-installed"
 if [ "$(cat "$installed" 2>/dev/null)" = "$digest" ]; then
     echo "install.sh: $environment is up to date"

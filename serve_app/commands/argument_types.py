@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
+
+
+def file_path(text: str) -> Path:
+    """Shells leave the ``~`` of ``--out=~/FILE``."""
+    return Path(os.path.expanduser(text))
 
 
 def at_least(least: int) -> Callable[[str], int]:

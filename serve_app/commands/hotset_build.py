@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from lexshard.actors.hub_cache import in_hub_cache
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
-from lexshard.serve_app.commands.argument_types import at_least
+from lexshard.serve_app.commands.argument_types import at_least, file_path
 
 REFUSALS = (ValueError, OSError)  # among them every refusal of a model
 INTERRUPTED = "nothing was written"
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "asked (default: the bundled passages)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: hot.lexshard beside the model"
+        "--out", type=file_path, metavar="FILE", help="default: hot.lexshard beside the model"
     )
     parser.add_argument(
         "--positions",
@@ -68,12 +67,13 @@ def run(arguments: argparse.Namespace) -> None:
     from lexshard.actors.index.hidden import calibration_prompts, load_tokenizer
     from lexshard.actors.messages import SamplingParameters
     from lexshard.actors.text.traces import Traces, read_traces
+    from lexshard.kernels.team.cores import available_cores
 
     engine = Engine(
         EngineConfiguration(
             model=str(folder),
             dtype=arguments.dtype,
-            threads=arguments.threads or os.cpu_count() or 1,
+            threads=arguments.threads or available_cores(),
             head="dense",
         )
     )

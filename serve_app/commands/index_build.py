@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from lexshard.cluster.models.folders import model_folder
 from lexshard.cluster.models.progress import tell
 from lexshard.cluster.models.refusal import LoadingOptions
-from lexshard.serve_app.commands.argument_types import at_least
+from lexshard.serve_app.commands.argument_types import at_least, file_path
 
 REFUSALS = (ValueError, OSError)  # among them every refusal of a model
 INTERRUPTED = "the same command goes on where it stopped"
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder, or ORG/NAME on the Hub")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="default: vocabulary.lexshard beside the model, or in the user's cache where "
         "the model's folder cannot be written or is of the Hub's cache",
@@ -59,8 +58,9 @@ def run(arguments: argparse.Namespace) -> None:
     from lexshard.actors.index.format import describe_weights
     from lexshard.actors.index.report import describe
     from lexshard.kernels import pool
+    from lexshard.kernels.team.cores import available_cores
 
-    threads = arguments.threads or os.cpu_count() or 1
+    threads = arguments.threads or available_cores()
     torch.set_num_threads(threads)
     pool.set_threads(threads)
     tiers = TIER_KINDS if arguments.tiers is None else tuple(arguments.tiers.split(","))

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
-    config = with_model_folders(given_options(arguments).config(), tell, served=False)
+    given = given_options(arguments).config().with_absolute_paths()
+    config = with_model_folders(given, tell, served=False)
     check_model_folder(config.model)
     if config.draft not in (None, NGRAM):
         check_model_folder(config.draft)

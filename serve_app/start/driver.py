@@ -90,8 +90,6 @@ def main(connect: EngineConnector | None = None) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
-    if config.address is not None:  # processes of that cluster began in other folders
-        config = config.with_absolute_paths()
     try:
         Driver(config, connect).serve()
     except (StartupError, JoinError) as error:

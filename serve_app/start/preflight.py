@@ -4,9 +4,12 @@ anything is started."""
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import resource
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +34,7 @@ from lexshard.cluster.models.progress import Announce
 from lexshard.serve_app.start.readiness import StartupError
 
 TOKENIZER = "tokenizer.json"
+LONGEST_FOLDER = 71  # HAProxy takes sockets of 97 bytes, /lexshard-XXXXXXXX/metrics among them
 FLAGS = {option.key: option.flag for option in OPTIONS}
 
 
@@ -44,8 +48,10 @@ def ready_to_start(config: ServeConfig, announce: Announce, *, weights: bool = T
     Raises:
         StartupError: with one line that says what to do.
     """
+    config = config.with_absolute_paths()
     check_settings(config)
     check_listening(config)
+    check_temporary_folder()
     try:
         found = with_model_folders(config, announce, weights=weights)
     except ModelNameError as error:
@@ -68,6 +74,17 @@ def check_listening(config: ServeConfig) -> None:
             f"cannot listen on {config.host!r} port {config.port}: {why}; choose another --port or "
             "--host"
         ) from error
+
+
+def check_temporary_folder() -> None:
+    """Raises StartupError where sockets cannot be, or not in what HAProxy reads."""
+    remedy = "set TMPDIR to a short path, without blanks, quotes, # and \\, that can be written"
+    try:
+        folder = tempfile.gettempdir()
+    except OSError as error:
+        raise StartupError(f"{error.strerror}: {remedy}") from error
+    if len(os.fsencode(folder)) > LONGEST_FOLDER or re.search(r"[\s#\"'\\]", folder):
+        raise StartupError(f"no sockets can be in the temporary folder {folder}: {remedy}")
 
 
 def check_settings(config: ServeConfig) -> None:
@@ -130,6 +147,10 @@ def check_effects(config: ServeConfig) -> None:
     page = config.has_playground or not config.playground_kills
     shares = [key for key in FLAGS if key.startswith(("cpus_per_", "gpus_per_"))]
     of_samplers = ["sampler_placement", "sampler_threads"]
+    of_a_gpu = ["attention", "no_compile", "gpu_memory_utilization"]
+    screens, clusters = config.head != "dense", config.shard_assignment.startswith("clusters")
+    several = config.shards > 1 or (config.tensor_parallel or 1) > 1
+    on_a_cpu = config.device != "cuda" and config.shards == 1
     guesses = config.draft or config.edge_sessions
     for keys, works, what in (
         (["target_ongoing_requests"], config.max_replicas, "adds replicas: give --max-replicas"),
@@ -137,13 +158,16 @@ def check_effects(config: ServeConfig) -> None:
         (shares, reserves, "is for what Ray reserves, which is nothing: give --reserve, too"),
         (["placement_seconds"], config.address, "is for a cluster that is joined: give --address"),
         (["shard_assignment", "shard_trace"], config.shards > 1, "is for shards: give --shards 2"),
+        (["shard_seconds"], several, "is for shards and ranks: give --shards or --tensor-parallel"),
         (of_samplers, config.samplers, "is for samplers: give --samplers 1 or more"),
-        (["tiers"], config.head != "dense", "screens, and --head dense does not: leave one out"),
+        (["tiers"], screens, "screens, and --head dense does not: leave one out"),
+        (["index"], screens or clusters, "is of no use to --head dense: leave one out"),
         (["draft_tokens", "draft_length"], config.draft, "is about guesses: give --draft, too"),
         (["verify"], guesses, "is about guesses: give --draft, or --edge-sessions"),
         (["edge_resume_seconds"], config.edge_sessions, "is for devices: give --edge-sessions"),
         (["playground_kills"], page, "needs the page: give --playground, too"),
-        (["attention", "no_compile"], config.device != "cpu", "is for a GPU: leave it out"),
+        (of_a_gpu, config.device != "cpu", "is for a GPU: leave it out"),
+        (["steps_at_once"], on_a_cpu, "is for a CPU without shards: leave it out"),
     ):
         for key in () if works else keys:
             if getattr(config, key) != ServeConfig.model_fields[key].default:

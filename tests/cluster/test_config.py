@@ -77,6 +77,9 @@ def test_every_value_tells_where_it_comes_from(tmp_path: Path) -> None:
         ("revision: 2026-13-45", "is not valid YAML: month must be in 1..12"),
         ("threads: !!int abc", "is not valid YAML"),
         ("threads: " + "[" * 5000, "is not valid YAML"),
+        ("port: 010", "010 would be 8: write the number that is meant"),
+        ("max_waiting_tokens: 12:30", "12:30 would be 750"),
+        ("port: 08", "'port': .* not '08': write 8 without quotes"),
         ("host: ''", "'host': "),
     ],
 )
@@ -91,18 +94,6 @@ def test_a_bad_file_is_told_in_one_line_with_key_value_and_remedy(
     assert re.search(told, message), message
     assert message.startswith(str(path))
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("given", ["file", "environment", "flag"])
-def test_an_earlier_word_is_taken_and_told_with_that_of_today(
-    given: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for earlier, today in (("coupled", "same-token"), ("exact", "same-distribution")):
-        path = written(tmp_path, f"verify: {earlier}\n") if given == "file" else None
-        environment = {"LEXSHARD_VERIFY": earlier} if given == "environment" else {}
-        flags = {"model": "a"} | ({"verify": earlier} if given == "flag" else {})
-        assert config_sources(path, environment, flags).config().verify == today
-        assert f"verify {earlier} is called {today} now" in caplog.text
 
 
 def test_a_file_that_others_can_read_holds_no_keys(tmp_path: Path) -> None:

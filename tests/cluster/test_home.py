@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from lexshard.actors.index.automatic import default_index_path
 from lexshard.actors.index.metadata import Weights
 from lexshard.cluster.config_sources import PROCESS_VARIABLES, environment_values
-from lexshard.kernels.home import home_folder
+from lexshard.kernels.home import home_folder, writable
 from tests.support.paths import ROOT
 
 
@@ -65,6 +66,26 @@ def test_an_index_is_there_where_the_models_folder_cannot_be_written(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     weights = Weights(rows=8, columns=4, dtype="float32", hash="ab" * 32, bias=False)
     assert default_index_path(tmp_path, weights) == tmp_path / "home" / ("ab" * 16 + ".lexshard")
+
+
+def test_where_neither_can_be_written_an_index_is_in_a_folder_of_this_user_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose file system is read-only but for /tmp."""
+    monkeypatch.setenv("LEXSHARD_HOME", "/proc/no/home")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    weights = Weights(rows=8, columns=4, dtype="float32", hash="ab" * 32, bias=False)
+    path = default_index_path("/proc/no", weights)
+    [own] = tmp_path.iterdir()
+    assert path.parent.is_dir()
+    assert path.is_relative_to(own)
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert "/proc/no/home cannot be written" in caplog.text
+    writable.cache_clear()
+    own.chmod(0o755)
+    with pytest.raises(PermissionError, match="not this user's alone: set LEXSHARD_HOME"):
+        default_index_path("/proc/no", weights)
+    writable.cache_clear()
 
 
 def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:

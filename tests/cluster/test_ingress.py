@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from lexshard.cluster.ingress import (
     ingress_environment,
     with_last_replicas,
 )
+from lexshard.cluster.own_ingress import write_configuration
 from lexshard.cluster.ports import free_port
 from tests.support.http_stand_in import StandInHandler, serving
 from tests.support.real_ingress import (
@@ -253,6 +257,26 @@ def test_streams_outlive_the_configuration_they_began_under(tmp_path: Path) -> N
     lines = {line.strip() for line in kept.splitlines()}
     assert {"balance leastconn", "retries 4", "option redispatch 1"} <= lines
     assert f"hard-stop-after {LONGEST_STREAM_SECONDS}s" in lines
+
+
+def test_haproxy_says_why_it_does_not_start_and_nothing_else(tmp_path: Path) -> None:
+    assert BINARY is not None
+    binary, port = BINARY, free_port()
+
+    def said(name: str) -> str:
+        """Until it ends or answers, with an API process that listens at such a file."""
+        written = write_configuration(tmp_path, "127.0.0.1", port, [str(tmp_path / name)])
+        command = [sys.executable, "-m", "lexshard.cluster.own_ingress", binary, str(written)]
+        haproxy = subprocess.Popen([*command, str(os.getpid())], stderr=subprocess.PIPE)
+        while haproxy.poll() is None:
+            time.sleep(0.05)
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                haproxy.terminate()
+        return haproxy.communicate()[1].decode()
+
+    assert said("api-0") == ""
+    assert "unknown keyword 'b'" in said("a b")
 
 
 def test_a_configuration_of_another_kind_is_no_basis() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -50,7 +51,7 @@ def test_an_image_has_what_its_build_copies_and_its_pods_run(path: Path) -> None
             assert any(source == each or source.startswith(f"{each}/") for each in passed), source
     assert set(PACKAGES) <= set(re.findall(r"\w+", text))
     assert "USER 1000:1000" in text
-    assert "HEALTHCHECK" in text
+    assert re.search(r'HEALTHCHECK[^\n]*\n *CMD \["wget", "--no-proxy"', text)
 
 
 def stand_in(path: Path, *lines: str) -> None:
@@ -76,6 +77,7 @@ def test_drain_waits_for_open_requests_and_not_for_ever() -> None:
             started = time.monotonic()
             done = subprocess.run(
                 ["sh", IMAGES / "drain.sh", "2", address],
+                env={**os.environ, "http_proxy": "http://127.0.0.1:9"},  # it is for others
                 capture_output=True,
                 text=True,
                 check=False,
@@ -173,12 +175,19 @@ def test_the_install_script_says_what_is_wrong(tmp_path: Path) -> None:
         assert told in done.stderr
 
 
-def installed(folder: Path, variant: str, *, headers: bool, **environment: str) -> tuple[str, str]:
+def installed(
+    folder: Path,
+    variant: str,
+    *,
+    headers: bool,
+    script: Path = IMAGES / "install.sh",
+    **environment: str,
+) -> tuple[str, str]:
     """What install.sh asks the distribution and pip for, on a machine with Python and a compiler,
     and Python's ``headers`` or not."""
     programs, bin_folder = folder / "programs", folder / "environment" / "bin"
     there = folder / "Python.h"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     if headers:
         there.touch()
     stand_in(programs / "apt-get", f'[ "$1" = update ] || touch "{there}"')
@@ -187,10 +196,10 @@ def installed(folder: Path, variant: str, *, headers: bool, **environment: str) 
     stand_in(programs / "id", "echo 0")
     for name in ("python", "lexshard"):
         stand_in(bin_folder / name)
-    script = ["sh", str(IMAGES / "install.sh"), variant, str(ROOT), str(folder / "environment")]
+    wanted = ["sh", str(script), variant, str(ROOT), str(folder / "environment")]
     path = f"{programs}:{os.environ['PATH']}"
     without = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX"}
-    subprocess.run(script, env={**without, "PATH": path, **environment}, check=True)
+    subprocess.run(wanted, env={**without, "PATH": path, **environment}, check=True)
     calls = (programs / "calls").read_text().splitlines()
     asked = " ".join(call for call in calls if call.startswith("apt-get install"))
     return asked, (bin_folder / "calls").read_text()
@@ -205,6 +214,18 @@ def test_cuda_gets_what_triton_compiles_its_launchers_with(tmp_path: Path) -> No
     assert asked == ""
     asked, _ = installed(tmp_path / "cpu", "cpu", headers=False)
     assert asked == ""
+
+
+def test_what_is_installed_is_up_to_date_until_it_would_be_another(tmp_path: Path) -> None:
+    """From another index, too, or by another script."""
+    again = partial(installed, tmp_path / "there", "cpu", headers=False)
+    _, first = again()
+    assert again()[1] == first
+    _, other = again(TORCH_INDEX="https://mirror.test")
+    assert "mirror.test" in other.removeprefix(first)
+    script = tmp_path / "install.sh"
+    script.write_text((IMAGES / "install.sh").read_text() + "# another\n")
+    assert again(script=script, TORCH_INDEX="https://mirror.test")[1] != other
 
 
 def test_a_cpu_takes_torch_without_cuda_unless_told_otherwise(tmp_path: Path) -> None:

@@ -233,6 +233,14 @@ def test_the_rule_says_what_the_alerts_say() -> None:
     assert json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))["title"]
 
 
+def test_a_server_that_is_not_looked_at_any_more_is_down() -> None:
+    """A pod that is gone has no ``up``, which then is not 0."""
+    [alerts] = load(MONITORING / "alerts.yaml")
+    [down] = [each for each in alerts["groups"][0]["rules"] if each["alert"] == "LexshardDown"]
+    looked_at = down["expr"].partition(" == 0")[0]
+    assert down["expr"] == f"{looked_at} == 0 or absent({looked_at})"
+
+
 def test_keys_are_in_no_overlay() -> None:
     for overlay in OVERLAYS:
         kinds = [manifest["kind"] for manifest in build(K8S / "overlays" / overlay)]

@@ -99,6 +99,37 @@ def test_checkouts_with_the_same_kernels_share_what_is_compiled(
     assert where(second) != there
 
 
+COMPILED = """
+import os
+import numpy as np
+from lexshard.kernels import masks
+masks.count_of(np.ones(2, np.uint64))
+print(masks.count_of._cache.cache_path, os.environ["TRITON_CACHE_DIR"])
+"""
+
+
+def test_a_home_that_cannot_be_written_keeps_no_kernel_beside_the_sources(tmp_path: Path) -> None:
+    """There numba goes by the file of a function alone: after an upgrade yesterday's kernel would
+    be taken. Where that cannot be written either, nothing could be imported."""
+    checkout, temporary = tmp_path / "names" / "lexshard", tmp_path / "temporary"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kernels", checkout / "kernels", ignore=ignored)
+    (checkout / "__init__.py").touch()
+    temporary.mkdir()
+    environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    environment |= {"PYTHONPATH": str(checkout.parent), "TMPDIR": str(temporary), HOME: "/proc/no"}
+    told = []
+    for cache in ("", __file__):
+        command = [sys.executable, "-P", "-c", COMPILED]
+        caches = {"NUMBA_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
+        done = subprocess.run(command, env=environment | caches, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert all(Path(each).is_relative_to(temporary) for each in done.stdout.split())
+        told.append("set LEXSHARD_HOME to a folder that can be written" in done.stderr)
+    assert told == [True, False]  # once
+    assert not list(checkout.rglob("*.nb[ic]"))
+
+
 def test_nothing_that_numba_compiles_depends_on_modules_of_triton() -> None:
     """They are not in the name of the folder."""
     texts = {each: each.read_text() for each in (ROOT / "kernels").rglob("*.py")}

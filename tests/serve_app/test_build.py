@@ -41,10 +41,6 @@ def test_text_stands_for_values_as_in_the_environment() -> None:
     assert said == read_args({"model": str(DEMO), "shards": 2, "tiers": ["int8", "int4"]}, {})
 
 
-def test_earlier_words_are_taken() -> None:
-    assert read_args({"model": str(DEMO), "verify": "exact"}, {}).verify == "same-distribution"
-
-
 def test_variables_are_heard_and_args_win() -> None:
     environment = {"LEXSHARD_SHARDS": "3", "LEXSHARD_API_KEYS": "secret"}
     config = read_args({"model": str(DEMO), "shards": 2}, environment)
@@ -91,6 +87,8 @@ def test_each_process_of_a_replica_has_a_bundle_the_engine_first() -> None:
         ({"model": "MODEL", "cpus_per_body": 0.5, "draft_tokens": 3}, "--draft-tokens is about"),
         ({"model": "MODEL", "port": 80}, "set http_options.port"),
         ({"model": "MODEL", "api_processes": 2}, "set num_replicas"),
+        ({"model": "MODEL", "backend": "process"}, "'backend' has no place here"),
+        ({"model": "MODEL", "playground_kills": True}, "'playground_kills' has no place here"),
         ({"model": "MODEL", "ssl_certfile": "a"}, "set http_options.ssl_certfile"),
         ({"model": "MODEL", "api_keys": ["a"]}, "LEXSHARD_API_KEYS"),
     ],

@@ -88,8 +88,6 @@ def test_help_is_there_for_all_commands_for_a_group_and_for_one(capsys: Captured
         ("bench heads", "no command 'bench heads': did you mean bench head?"),
         ("help benhc", "no command 'benhc': did you mean bench?"),
         ("nothing-like-it", "no command 'nothing-like-it' ("),
-        ("demo train --data x", "run `python -m models.recipes.demo.train` with the same options"),
-        ("router train a b", "run `python -m models.recipes.router.train` with the same options"),
         ("serve m --prot 80", "unknown option --prot: did you mean --port?"),
         ("serve m --prot=80", "unknown option --prot: did you mean --port?"),
         (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from lexshard.serve_app.authentication import ApiKeys
 from lexshard.serve_app.cli import main, parser_of
 from lexshard.serve_app.commands.option_flags import given_options
 from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.start.preflight import ready_to_start
+from lexshard.serve_app.start.readiness import StartupError
 from tests.support.configurations import load_config
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
@@ -83,6 +86,33 @@ def test_the_model_may_stand_without_its_flag() -> None:
         sources = given_options(parser_of(("serve",)).parse_args(words))
         assert sources.config().model == "m"
         assert sources.origin("model") == "flag --model"
+
+
+def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave it in ``--model=~/NAME``, and nothing else reads a file or a variable."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    key_file(tmp_path, "secret\n")
+    (tmp_path / "serve.yaml").write_text("api_key_file: ~/keys\n")
+    paths = {"model": f"~/{model_folder(tmp_path).name}", "draft": "ngram", "index": "~/new/index"}
+    config = load_config("~/serve.yaml", {**paths, "port": free_port()})
+    assert config.api_keys == ["secret"]
+    found = ready_to_start(config, print)
+    assert Path(found.model).parent == tmp_path
+    assert (found.draft, found.index) == ("ngram", str(tmp_path / "new" / "index"))
+    named = config.model_copy(update={"ssl_certfile": "~/a", "ssl_keyfile": "~/b"})
+    assert named.with_absolute_paths().ssl_keyfile == str(tmp_path / "b")
+    with pytest.raises(StartupError, match=r"no model folder at /.*/~nobody-here/m"):
+        ready_to_start(ServeConfig(model="~nobody-here/m", port=free_port()), print)
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "it's", "a" * 60])
+def test_a_temporary_folder_that_sockets_cannot_be_in_is_told(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAProxy and the engine would each end with words of their own, of none or of no help."""
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/of/a/user/{name}")
+    with pytest.raises(StartupError, match=r"temporary folder /tmp/of/a/user/.*: set TMPDIR"):
+        ready_to_start(ServeConfig(model=str(model_folder(tmp_path)), port=free_port()), print)
 
 
 def test_a_folder_needs_nothing_of_the_hub(tmp_path: Path) -> None:

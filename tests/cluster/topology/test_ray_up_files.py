@@ -49,6 +49,11 @@ def test_ours_ask_for_a_token_and_keep_the_dashboard_to_the_machine(path: Path) 
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
+def test_environments_of_a_checkout_are_not_copied(path: Path) -> None:
+    assert {"**/.venv", "**/.vllm"} <= set(_content(path)["rsync_exclude"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
 def test_every_misspelt_key_is_named(path: Path, tmp_path: Path) -> None:
     missed = []
     for where, wrong in misspelt(_content(path)):
