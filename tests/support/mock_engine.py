@@ -41,7 +41,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> ModelTokenizer:
+def byte_tokenizer(
+    chat_template: str | dict[str, str] | None = CHAT_TEMPLATE,
+) -> ModelTokenizer:
     """Token id = byte; 256 ends a sequence, 257 begins one."""
     tokenizer = Tokenizer(models.BPE(vocab=byte_level_alphabet(), merges=[]))
     tokenizer.add_special_tokens(["<|end|>", "<|begin|>"])
