@@ -14,9 +14,25 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Says something to those who hear the page. */
-export function announce(text) {
+/** Says something to those who hear the page; what went wrong is seen, too, until more is said. */
+export function announce(text, wrong = false) {
   find("announce").textContent = text;
+  find("announce").className = wrong ? "warning" : "unseen";
+}
+
+/** Copies a text; in the older way where the page came over plain HTTP. */
+export async function copy(text, place = document.body) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = make("textarea", { value: text, className: "unseen" });
+    const before = document.activeElement;
+    place.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    before.focus();
+  }
 }
 
 const NUMBER = new Intl.NumberFormat("en");

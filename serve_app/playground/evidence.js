@@ -1,6 +1,6 @@
 // What is known of a token, and what that is called.
 
-import { count, find, make, percent, visible } from "./dom.js";
+import { count, find, make, percent, size, visible } from "./dom.js";
 
 /** How each kind of certificate is shown: by colour and by shape, and in words. */
 export const KINDS = {
@@ -31,23 +31,27 @@ const NEEDS = {
   topk: (options) => (options?.top_k ? `the ${options.top_k} best tokens (top-k)` : "the k best tokens (top-k)"),
   minp: () => "all tokens near the best (min-p)",
   nucleus: () => "the likeliest tokens that hold the mass of top-p",
+  "nucleus-draw": () => "the token that is drawn from the mass of top-p",
   epsilon: () => "nearly all of the mass",
   dense: () => "every logit",
-  labels: () => "the labels alone",
   forced: () => "nothing",
 };
 const TIERS = { mask: "none: only what the grammar allowed", dense: "none: every row in full" };
 
-/** Lines of words and values about a token. `options` are those of its receipt, if it has one. */
-export function facts(token, options, server) {
+/** What numbers are about: a stored reply may be another model's than the one that is served now. */
+export const originOf = ({ models, vocabulary_size, head_bytes }) => ({ model: models[0], vocabulary_size, head_bytes });
+
+/** Lines of words and values about a token of a reply. */
+export function facts(token, { receipt, made }) {
   const lines = [];
   const own = token.certificate;
   if (own) {
-    lines.push(["Asked of the head", NEEDS[own.need]?.(options) ?? own.need]);
+    lines.push(["Asked of the head", NEEDS[own.need]?.(receipt?.options) ?? own.need]);
     if (own.need !== "forced") {
       lines.push(["Screened with", TIERS[own.tier] ?? own.tier]);
-      const rows = `${count(own.rescored_rows)} of ${count(server.vocabulary_size)}`;
+      const rows = made ? `${count(own.rescored_rows)} of ${count(made.vocabulary_size)}` : count(own.rescored_rows);
       lines.push(["Rows opened", `${rows} (${percent(own.opened_share, 2)})`]);
+      lines.push(["Bytes read", `${size(own.bytes_read)}, its share of a pass`]);
     }
     if (own.fallback) lines.push(["Second way", "a cheaper one did not suffice"]);
     if (own.tightness > 0 && own.tightness < 1) lines.push(["Tightness of bounds", own.tightness.toFixed(4)]);
@@ -62,14 +66,6 @@ function draftOf(token) {
   if (by === "grammar") return "none: the grammar said it";
   if (by) return `guessed (${by}), and accepted`;
   return rejected === null ? "not guessed" : `instead of the guess “${visible(token.ghost ?? "")}”`;
-}
-
-/** Totals of a reply for the strip. */
-export function totals(tokens) {
-  const drawn = tokens.filter((token) => token.certificate);
-  const certified = drawn.filter((token) => !["dense", "relaxed"].includes(kindOf(token)));
-  const read = drawn.reduce((sum, token) => sum + token.certificate.bytes_read, 0);
-  return { drawn: drawn.length, certified: certified.length, read };
 }
 
 export function buildLegend() {

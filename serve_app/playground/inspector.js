@@ -1,8 +1,8 @@
 // The evidence of one token: what was asked of the head, what it cost, and what else could have
 // been said there. Candidates are computed when one looks, never while a reply is made.
 
-import { KINDS, classOf, facts, kindOf } from "./evidence.js";
-import { announce, find, make, percent, size, textOf, visible } from "./dom.js";
+import { KINDS, classOf, facts, kindOf, originOf } from "./evidence.js";
+import { announce, find, make, percent, textOf, visible } from "./dom.js";
 import { json } from "./server.js";
 
 const SHOWN = 8;
@@ -13,6 +13,7 @@ let server = null;
 let acts = {};
 let timer = 0;
 let asked = null;
+let pointer = ""; // where it was: what scrolls under one that rests is not looked at
 
 /** `actions`: what a candidate may be used for, `branch` and `alter`; `busy` whether a reply comes. */
 export function startInspector(about, actions) {
@@ -20,8 +21,9 @@ export function startInspector(about, actions) {
   acts = actions;
   const turns = find("turns");
   turns.addEventListener("pointerover", (event) => {
-    const place = placeOf(event.target);
-    if (place && !current?.pinned && event.pointerType !== "touch") look(place, false);
+    const [before, place] = [pointer, placeOf(event.target)];
+    pointer = `${event.screenX} ${event.screenY}`;
+    if (place && pointer !== before && !current?.pinned && event.pointerType !== "touch") look(place, false);
   });
   turns.addEventListener("click", (event) => {
     const place = placeOf(event.target);
@@ -39,7 +41,7 @@ function placeOf(target) {
 
 function moved(event) {
   const tokens = event.target.closest?.(".tokens");
-  if (!tokens || event.target !== tokens) return;
+  if (!tokens || event.target !== tokens || event.altKey || event.ctrlKey || event.metaKey) return;
   const { view } = tokens;
   const here = current?.view === view ? current.index : -1;
   const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 };
@@ -75,23 +77,23 @@ export function look({ view, index }, pinned) {
   view.mark(index, "seen");
   const token = view.reply.tokens[index];
   const kind = kindOf(token);
+  const name = token.end ? "end" : visible(token.text);
   const close = make("button", { type: "button", className: "quiet close", "aria-label": "Close" , on: { click: closed }}, "✕");
   const parts = [
     make("div", { className: "row" },
-      make("h2", { className: "token-name" }, make("span", { className: classOf(token) }, token.end ? "end" : visible(token.text))),
+      make("h2", { className: "token-name" }, make("span", { className: classOf(token) }, name)),
       close),
     make("p", { className: "where" }, `Token ${index + 1} of ${view.reply.tokens.length}, id ${token.id}`),
     make("p", { className: "verdict" }, KINDS[kind][1]),
   ];
-  if (token.certificate && kind !== "forced") parts.push(meter(token.certificate.bytes_read));
-  const lines = facts(token, view.reply.receipt?.options, server);
+  const lines = facts(token, view.reply);
   parts.push(make("dl", { className: "facts" }, ...lines.map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value)))));
   const table = make("div", { id: "candidates", className: "candidates" });
   parts.push(table);
   find("inspector").replaceChildren(...parts);
   find("evidence").classList.toggle("open", pinned);
-  announce(`${visible(token.text)}: ${KINDS[kind][0]}`);
+  announce(`${name}: ${KINDS[kind][0]}`);
   clearTimeout(timer);
   asked?.abort();
   if (pinned) candidates(view, index, table);
@@ -104,13 +106,6 @@ function closed() {
   view.tokens.focus();
 }
 
-function meter(read) {
-  const share = Math.min(1, read / server.head_bytes);
-  const told = `${size(read)} of ${size(server.head_bytes)} that a full head reads (${percent(share)})`;
-  return make("div", { className: "meter" },
-    make("meter", { value: share, "aria-label": "Bytes read against a full head" }), make("p", {}, told));
-}
-
 /** What the request was that would draw this token next, and nothing after it. */
 function upTo({ promptIds, tokens }, index) {
   return [...promptIds, ...tokens.slice(0, index).map((token) => token.id)];
@@ -119,6 +114,11 @@ function upTo({ promptIds, tokens }, index) {
 async function candidates(view, index, table) {
   const { reply } = view;
   if (!reply.promptIds) return;
+  if (JSON.stringify(reply.made) !== JSON.stringify(originOf(server))) {
+    table.replaceChildren(make("p", { className: "note" },
+      `${reply.made?.model ?? "Another model"} said this, which is not served here: nothing can be computed at this place.`));
+    return;
+  }
   asked = new AbortController();
   table.replaceChildren(make("p", { className: "note" }, "Computing every logit at this place …"));
   try {
@@ -130,7 +130,7 @@ async function candidates(view, index, table) {
     if (!top.some((each) => each.token_id === drawn)) {
       const bias = { ...own, candidates: 1, allowed_token_ids: [drawn] };
       const forced = await json("v1/completions", bias, asked.signal);
-      top = [...top.slice(0, SHOWN - 1), { ...forced.choices[0].candidates[0], far: true }];
+      top = [...top, { ...forced.choices[0].candidates[0], far: true }];
     }
     table.replaceChildren(...shown(top, view, index));
   } catch (error) {
@@ -142,7 +142,8 @@ function shown(top, view, index) {
   const drawn = view.reply.tokens[index].id;
   const rows = top.map((each, i) => {
     const text = textOf(each.bytes);
-    const gap = i + 1 < top.length ? (each.logit - top[i + 1].logit).toFixed(3) : "";
+    const next = top[i + 1]; // others stand between the likeliest and one that is far
+    const gap = next && !next.far ? (each.logit - next.logit).toFixed(3) : "";
     const name = visible(text);
     const own = each.token_id === drawn;
     const use = (label, run) => make("button", { type: "button", className: "quiet", title: `${label} with ${name}`,

@@ -1,20 +1,22 @@
 // The page: a conversation, what was asked for it, and the streams that come.
 
-import { announce, duration, find, make } from "./dom.js";
-import { buildLegend } from "./evidence.js";
-import { buildOptions, evidenceFields, getOptions, requestFields, setOptions, showDefaults } from "./options.js";
+import { announce, copy, duration, find, make } from "./dom.js";
+import { buildLegend, originOf } from "./evidence.js";
+import { buildOptions, evidenceFields, getOptions, requestFields, setOptions, showDefaults, tabs } from "./options.js";
 import { clear as forgetToken, startInspector } from "./inspector.js";
 import { alter, prove } from "./proof.js";
-import { ReplyView, added, newReply } from "./reply.js";
-import { replyFigures, startStrip, trouble } from "./strip.js";
+import { ReplyView, added, newReply, saidBy } from "./reply.js";
+import { Figures, startStrip, trouble } from "./strip.js";
 import { events, json, keysComeFrom } from "./server.js";
 import { fromAddress, startSharing } from "./share.js";
 import * as history from "./history.js";
 
 const SILENCE = 700; // milliseconds without a token after which one wonders
+const SHORT = 16; // tokens of a completion that says nothing of its length
 let about = null;
 let conversation = null;
-let stream = null; // of the replies that come: { controller }
+let stream = null; // of the replies that come: { controller, over }
+const reader = { top: 0, atEnd: true }; // where the conversation is being read
 let asksForKeys = false;
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
@@ -23,14 +25,21 @@ const turnsShown = find("turns");
 
 // -- a conversation -----------------------------------------------------------------------------
 
-function begin(data = null) {
-  stream?.controller.abort();
-  conversation = data ?? { id: crypto.randomUUID?.() ?? String(Date.now()), mode: mode(), turns: [] };
+/** Ends the replies that come, and has them kept. */
+async function stop() {
+  stream.controller.abort();
+  await stream.over;
+}
+
+async function begin(data = null) {
+  if (stream) await stop();
+  conversation = data ?? { id: history.newId(), mode: mode(), turns: [] };
   forgetToken();
   turnsShown.replaceChildren(...conversation.turns.map(turnElement));
   if (!conversation.turns.length) turnsShown.append(welcome());
   history.list(conversation.id, reopen);
   turnsShown.scrollTop = turnsShown.scrollHeight;
+  Object.assign(reader, { top: 0, atEnd: true });
 }
 
 function welcome() {
@@ -44,7 +53,8 @@ function welcome() {
       { type: "button", on: { click: () => { find("prompt").value = text; send(); } } }, text))));
 }
 
-function reopen(id) {
+async function reopen(id) {
+  if (stream) await stop();
   const found = history.open(id);
   if (!found) return;
   setMode(found.mode);
@@ -57,40 +67,50 @@ function setMode(name) {
   const chat = name === "chat";
   find("prompt-label").textContent = chat ? "Message" : "Text to go on with";
   find("prompt").placeholder = chat ? "Say something" : "A text to go on with";
+  find("option-max_tokens").placeholder = chat ? "as fits" : SHORT;
   document.body.classList.toggle("completing", !chat);
 }
 
-const actionsOf = (turn, reply) => ({
-  ...(reply.receipt ? { Prove: prove } : {}),
-  ...(turn.replies.length > 1 && turn.mode === "chat" ? { "Go on with this": choose } : {}),
-  Regenerate: (view) => regenerate(view),
-  Copy: (view) => navigator.clipboard?.writeText(view.reply.text).then(() => announce("Copied")),
-});
-
 function turnElement(turn) {
   const said = make("div", { className: "said" }, turn.text);
-  const views = turn.replies.map((reply, i) => viewOf(turn, reply, i));
+  const views = turn.replies.map((reply) => viewOf(turn, reply));
   const replies = make("div", { className: "replies" }, ...views.map((view) => view.element));
   const element = make("section", { className: "turn", "aria-label": "A turn" }, said, replies);
   if (turn.mode === "completion") said.classList.add("prompt");
+  settle(turn, element);
   return element;
 }
 
-function viewOf(turn, reply, i, live = false) {
-  const name = turn.replies.length > 1 ? `Reply ${i + 1}` : "Reply";
-  const view = new ReplyView(reply, name, live ? {} : actionsOf(turn, reply), live);
+function viewOf(turn, reply, live = false) {
+  const name = turn.replies.length > 1 ? `Reply ${turn.replies.indexOf(reply) + 1}` : "Reply";
+  const view = new ReplyView(reply, name, live);
   view.tokens.view = view;
   view.turn = turn;
   if (reply.branch) view.element.prepend(make("p", { className: "branch" }, reply.branch));
   return view;
 }
 
-const chosenOf = (turn) => turn.replies[turn.chosen] ?? turn.replies.at(-1);
-
 /** Of several replies, the one that the conversation goes on with. */
-function choose(view) {
-  view.turn.chosen = view.turn.replies.indexOf(view.reply);
-  for (const each of view.element.parentElement.children) each.classList.toggle("left", each !== view.element);
+const chosenOf = ({ chosen, replies }) => replies[chosen] ?? replies.find(({ error }) => !error) ?? replies[0];
+
+/** Shows which reply of a turn is gone on with, and what can be done with each. */
+function settle(turn, element) {
+  const several = turn.mode === "chat" && turn.replies.length > 1;
+  for (const { view } of element.querySelectorAll(".tokens")) {
+    const left = several && view.reply !== chosenOf(turn);
+    view.element.classList.toggle("left", left);
+    view.offer({
+      ...(view.reply.receipt ? { Prove: prove } : {}),
+      ...(left ? { "Go on with this": choose } : {}),
+      Regenerate: regenerate,
+      Copy: ({ reply }) => copy(reply.text).then(() => announce("Copied")),
+    });
+  }
+}
+
+function choose({ turn, reply, element }) {
+  turn.chosen = turn.replies.indexOf(reply);
+  settle(turn, element.closest(".turn"));
   history.keep(conversation);
   find("prompt").focus();
 }
@@ -99,31 +119,36 @@ function choose(view) {
 
 /** A text's request, as anybody may send it. */
 function requestOf(text, options, turns, asked = mode()) {
-  const fields = { model: about.models[0], ...requestFields(options, asked) };
+  const made = originOf(about);
+  const fields = { model: made.model, ...requestFields(options, asked) };
   fields.seed ??= drawSeed();
-  if (asked === "completion") return { path: "v1/completions", body: { ...fields, prompt: text } };
+  if (asked === "completion") return { path: "v1/completions", made, body: { max_tokens: SHORT, ...fields, prompt: text } };
   const messages = options.system ? [{ role: "system", content: options.system }] : [];
   for (const turn of turns) {
-    messages.push({ role: "user", content: turn.text });
-    const reply = chosenOf(turn);
-    if (reply?.text) messages.push({ role: "assistant", content: reply.text });
+    const said = turn.replies.length ? saidBy(chosenOf(turn)) : "";
+    // Templates may want both sides by turns: what was never answered is left out.
+    if (said) messages.push({ role: "user", content: turn.text }, { role: "assistant", content: said });
   }
   messages.push({ role: "user", content: text });
-  return { path: "v1/chat/completions", body: { ...fields, messages } };
+  return { path: "v1/chat/completions", made, body: { ...fields, messages } };
+}
+
+/** That; null, and told, where options cannot be read. */
+function readRequest(...asked) {
+  try {
+    return requestOf(...asked);
+  } catch (error) {
+    announce(error.message, true);
+    return null;
+  }
 }
 
 async function send() {
   const text = find("prompt").value;
-  if (!text.trim() || stream) return;
+  if (!text.trim() || stream || !about) return;
   const options = getOptions();
-  let request;
-  try {
-    request = requestOf(text, options, conversation.turns);
-  } catch (error) {
-    find("prompt").setCustomValidity(error.message);
-    find("prompt").reportValidity();
-    return;
-  }
+  const request = readRequest(text, options, conversation.turns);
+  if (!request) return;
   conversation.mode = mode();
   conversation.options = options;
   const turn = { text, mode: conversation.mode, replies: [] };
@@ -144,7 +169,9 @@ async function regenerate(view) {
   const place = conversation.turns.indexOf(turn);
   const element = view.element.closest(".turn");
   const options = getOptions();
-  const request = requestOf(turn.text, options, conversation.turns.slice(0, place), turn.mode);
+  const request = readRequest(turn.text, options, conversation.turns.slice(0, place), turn.mode);
+  if (!request) return;
+  if (place === conversation.turns.length - 1) conversation.options = options;
   forgetToken();
   turn.replies = Array.from({ length: request.body.n ?? 1 }, () => newReply({ ...request }));
   delete turn.chosen;
@@ -162,10 +189,11 @@ async function branch(view, index, candidate) {
   const promptIds = reply.promptIds;
   const { messages, prompt, response_format: shape, tools, tool_choice: choice, n, min_tokens: least, ...fields } = reply.body;
   const body = { ...fields, prompt: [...promptIds, ...tokens.map((token) => token.id)] };
-  if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - tokens.length);
+  const most = body.max_tokens ?? about.context - promptIds.length; // a chat says nothing: as many as fit
+  body.max_tokens = Math.max(1, most - (tokens.length - reply.offset));
   const told = `Branches at token ${index + 1}` + (shape || tools ? "; no longer held to a schema or tools" : "");
   const next = newReply({ tokens, text: tokens.map((token) => token.text).join(""), promptIds, body,
-    path: "v1/completions", offset: tokens.length, branch: told });
+    path: "v1/completions", made: reply.made, offset: tokens.length, branch: told });
   turn.replies.push(next);
   forgetToken();
   await run(turn, view.element.closest(".turn"), [next], getOptions());
@@ -183,37 +211,40 @@ async function* proven(path, body, signal) {
 }
 
 /** Streams into `replies`, which are shown in the turn's element as they come. */
-async function run(turn, element, replies, options) {
+function run(...asked) {
+  stream = { controller: new AbortController() };
+  stream.over = receive(stream.controller.signal, ...asked);
+  return stream.over;
+}
+
+async function receive(signal, turn, element, replies, options) {
   const { path, body } = replies[0];
-  const views = replies.map((reply) => viewOf(turn, reply, turn.replies.indexOf(reply), true));
+  const views = replies.map((reply) => viewOf(turn, reply, true));
   const place = element.querySelector(".replies");
   place.append(...views.map((view) => view.element));
   follow();
-  const controller = new AbortController();
-  stream = { controller };
   sending(true);
   const decoders = replies.map(() => new TextDecoder());
-  const started = performance.now();
-  let heard = started;
+  const figures = new Figures();
+  let heard = figures.started;
   const watch = setInterval(() => {
     if (performance.now() - heard < SILENCE) return;
     const why = trouble();
     if (why) for (const view of views) view.pause(`Waiting, ${duration(performance.now() - heard)}: ${why}`);
   }, 250);
-  const take = (choice, promptIds, now) => {
+  const take = (choice, promptIds) => {
     const reply = replies[choice.index];
     if (reply.offset === 0) reply.promptIds ??= promptIds ?? choice.prompt_token_ids ?? null;
     const tokens = added(reply, choice, decoders[choice.index], about.end_token_ids);
-    if (tokens.length) reply.first ??= now;
+    figures.add(tokens, heard);
     views[choice.index].append(tokens);
-    views[choice.index].progress();
   };
   try {
     const asked = { ...body, ...evidenceFields(options), stream: true };
-    for await (const batch of proven(path, asked, controller.signal)) {
+    for await (const batch of proven(path, asked, signal)) {
       heard = performance.now();
-      for (const event of batch) for (const choice of event.choices) take(choice, event.prompt_token_ids, heard);
-      replyFigures(replies, started, heard);
+      for (const event of batch) for (const choice of event.choices) take(choice, event.prompt_token_ids);
+      figures.show();
       follow();
     }
   } catch (error) {
@@ -222,12 +253,13 @@ async function run(turn, element, replies, options) {
   clearInterval(watch);
   stream = null;
   sending(false);
-  for (const [i, reply] of replies.entries()) {
-    reply.milliseconds = heard - started;
-    const view = viewOf(turn, reply, turn.replies.indexOf(reply));
-    views[i].element.replaceWith(view.element);
+  for (const view of views) {
+    view.reply.milliseconds = heard - figures.started;
+    view.finished();
   }
-  announce(replies[0].error ?? "The reply is complete");
+  if (replies[0].branch && !replies[0].error) turn.chosen = turn.replies.indexOf(replies[0]);
+  settle(turn, element);
+  announce(replies.find(({ error }) => error)?.error ?? "The reply is complete");
   history.keep(conversation);
   history.list(conversation.id, reopen);
 }
@@ -235,13 +267,14 @@ async function run(turn, element, replies, options) {
 function sending(now) {
   find("stop").hidden = !now;
   find("send").hidden = now;
-  if (!now) find("prompt").focus({ preventScroll: true });
+  // Whoever is elsewhere by now stays there.
+  const isFree = [document.body, find("stop")].includes(document.activeElement);
+  if (!now && isFree) find("prompt").focus({ preventScroll: true });
 }
 
-/** Stays at the end, for who is there. */
+/** Stays at the end, for a reader who is there: with the next frame, whose layout it then is. */
 function follow() {
-  const left = turnsShown.scrollHeight - turnsShown.scrollTop - turnsShown.clientHeight;
-  if (left < 160) requestAnimationFrame(() => (turnsShown.scrollTop = turnsShown.scrollHeight));
+  requestAnimationFrame(() => { if (reader.atEnd) turnsShown.scrollTop = turnsShown.scrollHeight; });
 }
 
 // -- the page -----------------------------------------------------------------------------------
@@ -265,43 +298,23 @@ function askForKey(refused) {
   });
 }
 
-function tabs() {
-  const pairs = [["tab-options", "options-panel"], ["tab-history", "history"]];
-  const choose = (chosen) => {
-    for (const [tab, panel] of pairs) {
-      find(tab).setAttribute("aria-selected", String(tab === chosen));
-      find(tab).tabIndex = tab === chosen ? 0 : -1;
-      find(panel).hidden = tab !== chosen;
-    }
-  };
-  for (const [i, [tab]] of pairs.entries()) {
-    find(tab).addEventListener("click", () => choose(tab));
-    find(tab).addEventListener("keydown", (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      const [other] = pairs[1 - i];
-      choose(other);
-      find(other).focus();
-    });
-  }
-  const show = (open) => {
-    document.body.classList.toggle("options-open", open);
-    find("show-options").setAttribute("aria-expanded", String(open));
-    (open ? find("tab-options") : find("show-options")).focus();
-  };
-  find("show-options").addEventListener("click", () => show(!document.body.classList.contains("options-open")));
-  find("hide-options").addEventListener("click", () => show(false));
-}
-
 function listen() {
   find("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   find("options").addEventListener("submit", (event) => event.preventDefault());
-  find("prompt").addEventListener("input", () => find("prompt").setCustomValidity(""));
   find("prompt").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    const composes = event.isComposing || event.keyCode === 229; // which Safari says of the last key alone
+    if (event.key !== "Enter" || event.shiftKey || composes) return;
     event.preventDefault();
     send();
   });
   find("stop").addEventListener("click", () => stream?.controller.abort());
+  turnsShown.addEventListener("scroll", () => {
+    const { scrollTop: top, scrollHeight, clientHeight } = turnsShown;
+    // What grows below leads nobody away from the end.
+    reader.atEnd = scrollHeight - top - clientHeight < 160 || (reader.atEnd && top >= reader.top);
+    reader.top = top;
+  }, { passive: true });
+  addEventListener("pagehide", () => { if (stream) history.keep(conversation); });
   find("begin").addEventListener("click", () => begin());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && stream && !document.querySelector("dialog[open]")) stream.controller.abort();
@@ -315,6 +328,16 @@ function listen() {
     box.addEventListener("change", show);
     show();
   }
+}
+
+/** Begins with what the page's address asks for, if it does. */
+async function takeLink() {
+  const given = fromAddress();
+  if (!given) return;
+  setMode(given.mode === "completion" || !about.chats ? "completion" : "chat");
+  setOptions(given.options ?? {});
+  await begin();
+  find("prompt").value = given.text;
 }
 
 async function start() {
@@ -343,21 +366,17 @@ async function start() {
   }
   startInspector(about, { branch, alter, busy: () => stream !== null });
   startStrip(about);
-  const given = fromAddress();
-  if (given) {
-    setMode(given.mode === "completion" ? "completion" : "chat");
-    setOptions(given.options ?? {});
-    begin();
-    find("prompt").value = given.text;
-  }
+  await takeLink();
+  addEventListener("hashchange", takeLink);
   startSharing(() => {
-    const last = conversation.turns.at(-1);
-    const text = find("prompt").value || last?.text || "";
-    const options = { ...getOptions() };
-    const seed = last?.replies.at(-1)?.body?.seed;
-    if (seed !== undefined) options.seed ??= String(seed);
-    const earlier = find("prompt").value ? conversation.turns : conversation.turns.slice(0, -1);
-    return { data: { mode: mode(), text, options }, hasKey: asksForKeys, ...requestOf(text, options, earlier) };
+    // What is typed, else what was asked last, as it was asked.
+    const last = find("prompt").value ? null : conversation.turns.at(-1);
+    const options = last ? conversation.options : getOptions();
+    const text = last?.text ?? find("prompt").value;
+    const seed = last?.replies[0]?.body?.seed ?? options.seed;
+    const request = requestOf(text, { ...options, seed }, last ? conversation.turns.slice(0, -1) : conversation.turns);
+    const again = { ...options, seed: String(request.body.seed) };
+    return { data: { mode: mode(), text, options: again }, hasKey: asksForKeys, ...request };
   });
   document.body.classList.add("ready");
 }

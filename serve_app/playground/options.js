@@ -6,21 +6,21 @@ const number = (name, label, neutral, limits = {}) => ({ name, label, neutral, k
 
 const GROUPS = [
   ["Sampling", [
-    number("temperature", "Temperature", 1, { min: 0, max: 100, step: 0.05 }),
-    number("top_p", "Top-p", 1, { min: 0, max: 1, step: 0.01 }),
-    number("top_k", "Top-k", "all", { min: -1, step: 1 }),
-    number("min_p", "Min-p", 0, { min: 0, max: 1, step: 0.01 }),
-    number("seed", "Seed", "random", { step: 1 }),
-    number("n", "Replies", 1, { min: 1, max: 8, step: 1 }),
+    number("temperature", "Temperature", 1, { min: 0, max: 100 }),
+    number("top_p", "Top-p", 1, { min: 0, max: 1 }),
+    number("top_k", "Top-k", "all", { min: -1 }),
+    number("min_p", "Min-p", 0, { min: 0, max: 1 }),
+    number("seed", "Seed", "random"),
+    number("n", "Replies", 1, { min: 1, max: 8 }),
   ]],
   ["Penalties", [
-    number("repetition_penalty", "Repetition", 1, { min: 0.01, max: 100, step: 0.05 }),
-    number("presence_penalty", "Presence", 0, { min: -2, max: 2, step: 0.1 }),
-    number("frequency_penalty", "Frequency", 0, { min: -2, max: 2, step: 0.1 }),
+    number("repetition_penalty", "Repetition", 1, { min: 0.01, max: 100 }),
+    number("presence_penalty", "Presence", 0, { min: -2, max: 2 }),
+    number("frequency_penalty", "Frequency", 0, { min: -2, max: 2 }),
   ]],
   ["Length and end", [
-    number("max_tokens", "At most", "as fits", { min: 1, step: 1 }),
-    number("min_tokens", "At least", 0, { min: 0, step: 1 }),
+    number("max_tokens", "At most", "as fits", { min: 1 }),
+    number("min_tokens", "At least", 0, { min: 0 }),
     { name: "stop", label: "Stop at", kind: "lines", hint: "a text on each line, up to 4" },
     { name: "ignore_eos", label: "Go on after the model's own end", kind: "flag" },
   ]],
@@ -35,7 +35,7 @@ const GROUPS = [
     { name: "tool_choice", label: "Tool choice", kind: "json", chat: true, hint: '"auto", "required", …' },
   ]],
   ["Evidence", [
-    number("draft_tokens", "Longest draft", "server's", { min: 0, max: 255, step: 1 }),
+    number("draft_tokens", "Longest draft", "server's", { min: 0, max: 255 }),
     { name: "evidence", label: "Ask for certificates and a receipt", kind: "flag", start: true },
     { name: "marks", label: "Show them on the text", kind: "flag", start: true, own: true },
     { name: "ghosts", label: "Show rejected guesses", kind: "flag", start: false, own: true },
@@ -55,9 +55,8 @@ function field(own) {
   }
   const label = make("label", { htmlFor: id }, own.label);
   if (own.kind === "number") {
-    const { min, max, step } = own;
-    const limits = Object.fromEntries(Object.entries({ min, max, step }).filter(([, v]) => v !== undefined));
-    const input = make("input", { ...base, type: "number", placeholder: String(own.neutral), ...limits, step: "any" });
+    const { min = "", max = "" } = own;
+    const input = make("input", { ...base, type: "number", placeholder: String(own.neutral), min, max, step: "any" });
     return make("div", { className: "field" }, label, input);
   }
   const area = make("textarea", { ...base, rows: own.rows ?? 1, placeholder: own.hint, spellcheck: false });
@@ -105,6 +104,34 @@ export function setOptions(values) {
   for (const group of find("options").querySelectorAll("details")) {
     if ([...group.querySelectorAll("textarea")].some((each) => each.value)) group.open = true;
   }
+}
+
+/** The side panel's: options and history. */
+export function tabs() {
+  const pairs = [["tab-options", "options-panel"], ["tab-history", "history"]];
+  const choose = (chosen) => {
+    for (const [tab, panel] of pairs) {
+      find(tab).setAttribute("aria-selected", String(tab === chosen));
+      find(tab).tabIndex = tab === chosen ? 0 : -1;
+      find(panel).hidden = tab !== chosen;
+    }
+  };
+  for (const [i, [tab]] of pairs.entries()) {
+    find(tab).addEventListener("click", () => choose(tab));
+    find(tab).addEventListener("keydown", (event) => {
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+      const [other] = pairs[1 - i];
+      choose(other);
+      find(other).focus();
+    });
+  }
+  const show = (open) => {
+    document.body.classList.toggle("options-open", open);
+    find("show-options").setAttribute("aria-expanded", String(open));
+    (open ? find("tab-options") : find("show-options")).focus();
+  };
+  find("show-options").addEventListener("click", () => show(!document.body.classList.contains("options-open")));
+  find("hide-options").addEventListener("click", () => show(false));
 }
 
 function read(own, text) {

@@ -35,7 +35,7 @@ async def about(state: ServerState, _: Request) -> Response:
     return json_response(
         {
             "models": list(state.config.model_names),
-            "max_model_len": information.max_model_len,
+            "context": information.context,
             "vocabulary_size": information.vocabulary_size,
             "head_bytes": information.head_bytes,
             "default_sampling": information.default_sampling,

@@ -17,7 +17,8 @@ export function alter(view, index, candidate) {
   const { reply } = view;
   reply.altered = { ...reply.altered, [index]: candidate };
   forget(view);
-  view.replace(index, candidate.text, "altered");
+  view.replace(index, candidate);
+  view.mark(index, "altered");
   const undo = make("button", { type: "button", className: "quiet", on: { click: () => restore(view) } }, "Undo");
   view.after.append(make("p", { className: "proof open" },
     `Token ${index + 1} now reads ${visible(candidate.text)} in text and receipt. Prove it to see. `, undo));
@@ -26,7 +27,7 @@ export function alter(view, index, candidate) {
 
 function restore(view) {
   for (const index of Object.keys(view.reply.altered ?? {})) {
-    view.replace(Number(index), view.reply.tokens[index].text, "altered");
+    view.replace(Number(index), view.reply.tokens[index]);
     view.mark(Number(index), "altered", false);
   }
   view.reply.altered = {};
@@ -53,11 +54,10 @@ export async function prove(view) {
   forget(view);
   const line = make("p", { className: "proof", role: "status" }, "The server makes it again …");
   view.after.append(line);
-  view.element.classList.add("proving");
   let shown = 0;
   let equal = 0;
   let verdict = null;
-  const ticked = ticking(view, () => [shown, equal, verdict], (next) => (shown = next));
+  const ticked = ticking(view, line, () => [shown, equal, verdict], (next) => (shown = next));
   try {
     const body = { receipts: [receiptOf(reply)], stream: true };
     for await (const batch of events("v1/receipts/verify", body)) {
@@ -67,6 +67,7 @@ export async function prove(view) {
       }
     }
     await ticked;
+    if (!line.isConnected) return; // it was altered meanwhile: the verdict is another text's
     line.className = verdict.equal ? "proof equal" : "proof wrong";
     line.textContent = sentence(verdict, reply);
     if (!verdict.equal) view.mark(reply.offset + verdict.equal_tokens, "wrong");
@@ -76,13 +77,13 @@ export async function prove(view) {
     line.className = "proof wrong";
     line.textContent = `It could not be made again: ${error.message}`;
   }
-  view.element.classList.remove("proving");
 }
 
-/** Resolves once every token that is known to be equal has its tick. */
-function ticking(view, state, move) {
+/** Resolves once every token that is known to be equal has its tick, or `line` is gone. */
+function ticking(view, line, state, move) {
   return new Promise((resolve) => {
     const frame = () => {
+      if (!line.isConnected) return resolve();
       const [shown, equal, verdict] = state();
       const next = Math.min(equal, shown + Math.max(TICKS, Math.ceil((equal - shown) / 40)));
       for (let i = shown; i < next; i++) view.mark(view.reply.offset + i, "equal");

@@ -4,13 +4,15 @@ import { classOf } from "./evidence.js";
 import { count, duration, make, textOf } from "./dom.js";
 
 const MOST_TOKENS = 400; // of a block without a line's end
-const LEAST_TOKENS = 24;
+const LEAST_TOKENS = 100;
+const LETTERS = 90; // of a line, about, for the height of a block that was never seen
+const LINE = 1.85; // times the size of a letter
 const ENDS = { stop: "ended by itself", length: "as long as was asked for", tool_calls: "calls tools" };
 
 /** A reply as data: what is kept of it. */
 export function newReply(more = {}) {
-  return { tokens: [], text: "", reasoning: "", calls: [], finish: null, receipt: null, promptIds: null,
-    error: null, body: null, path: null, offset: 0, milliseconds: null, first: null, ...more };
+  return { tokens: [], text: "", calls: [], finish: null, receipt: null, promptIds: null,
+    error: null, body: null, path: null, made: null, offset: 0, milliseconds: null, ...more };
 }
 
 /** What a chunk of a stream adds to `reply`; returns its new tokens. */
@@ -27,7 +29,6 @@ export function added(reply, choice, decoder, endIds) {
   });
   reply.tokens.push(...tokens);
   reply.text += choice.text ?? choice.delta?.content ?? "";
-  reply.reasoning += choice.delta?.reasoning ?? "";
   for (const piece of choice.delta?.tool_calls ?? []) {
     const own = (reply.calls[piece.index] ??= { name: "", text: "" });
     own.name = piece.function?.name ?? piece.custom?.name ?? own.name;
@@ -35,11 +36,17 @@ export function added(reply, choice, decoder, endIds) {
   }
   reply.finish = choice.finish_reason ?? reply.finish;
   reply.receipt = choice.receipt ?? reply.receipt;
+  reply.error = choice.error?.message ?? reply.error;
   return tokens;
 }
 
+/** What a conversation goes on with of a reply: its text, or calls as the model wrote them. */
+export const saidBy = ({ calls, text, tokens }) => (calls.length ? tokens.map((token) => token.text).join("") : text);
+
+const shownOf = (token) => (token.end ? "■" : token.text);
+
 export class ReplyView {
-  constructor(reply, name, actions, live = false) {
+  constructor(reply, name, live = false) {
     this.reply = reply;
     this.spans = [];
     this.live = live;
@@ -53,13 +60,17 @@ export class ReplyView {
     this.element = make("article", { className: "reply", "aria-label": name },
       this.tokens, this.after, make("footer", {}, this.told, this.buttons));
     this.element.classList.toggle("live", live);
-    this.buttons.append(...Object.entries(actions).map(([label, run]) =>
-      make("button", { type: "button", className: "quiet", on: { click: () => run(this) } }, label)));
     this.waiting = [];
     this.block = null;
     this.append(reply.tokens);
     this.flush();
     if (!live) this.finished();
+  }
+
+  /** What can be done with the reply now. */
+  offer(actions) {
+    this.buttons.replaceChildren(...Object.entries(actions).map(([label, run]) =>
+      make("button", { type: "button", className: "quiet", on: { click: () => run(this) } }, label)));
   }
 
   /** Tokens appear with the next frame, however many came since the last. */
@@ -76,19 +87,27 @@ export class ReplyView {
     let fragment = document.createDocumentFragment();
     for (const token of this.waiting) {
       if (this.block === null || this.isFull(token)) {
-        this.block?.append(fragment);
+        this.close(fragment);
         fragment = document.createDocumentFragment();
         this.block = make("div", { className: "block" });
-        this.held = 0;
+        this.held = this.letters = 0;
         this.tokens.append(this.block);
       }
       if (token.ghost) fragment.append(make("del", { className: "ghost" }, token.ghost));
       fragment.append(this.span(token));
       this.held += 1;
       this.ended = token.text.endsWith("\n");
+      this.letters += token.text.length + (this.ended ? LETTERS / 2 : 0);
     }
-    this.block?.append(fragment);
+    this.close(fragment);
     this.waiting = [];
+    if (this.live) this.told.textContent = `${count(this.spans.length)} tokens`;
+  }
+
+  close(fragment) {
+    if (!this.block) return;
+    this.block.append(fragment);
+    this.block.style.containIntrinsicHeight = `auto ${Math.ceil(this.letters / LETTERS) * LINE}em`;
   }
 
   isFull(token) {
@@ -99,7 +118,7 @@ export class ReplyView {
   span(token) {
     const span = document.createElement("span");
     span.className = classOf(token);
-    span.textContent = token.end ? "■" : token.text;
+    span.textContent = shownOf(token);
     span.token = this.spans.length;
     this.spans.push(span);
     return span;
@@ -114,18 +133,13 @@ export class ReplyView {
     for (const span of this.spans) span.classList.remove(...names);
   }
 
-  /** Shows another text in a token's place. */
-  replace(index, text, name) {
-    this.spans[index].textContent = text;
-    this.mark(index, name);
+  /** Shows another token in the place of one. */
+  replace(index, token) {
+    this.spans[index].textContent = shownOf(token);
   }
 
   pause(why) {
     if (this.reply.finish === null) this.told.textContent = why;
-  }
-
-  progress() {
-    this.told.textContent = `${count(this.reply.tokens.length)} tokens`;
   }
 
   finished() {

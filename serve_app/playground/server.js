@@ -12,7 +12,6 @@ export function keysComeFrom(ask) {
 export class Refusal extends Error {
   constructor(status, error) {
     super(error.message ?? `The server answers with ${status}`);
-    this.status = status;
     this.parameter = error.param ?? null;
   }
 }

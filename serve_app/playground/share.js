@@ -1,6 +1,6 @@
 // A request as a link, a curl command or a program: with its seed it gives the same text again.
 
-import { announce, find } from "./dom.js";
+import { announce, copy, find } from "./dom.js";
 
 const quoted = (text) => `'${text.replace(/'/g, "'\\''")}'`;
 
@@ -71,18 +71,14 @@ export function startSharing(request) {
       show();
       dialog.showModal();
     } catch (error) {
-      announce(error.message);
+      announce(error.message, true);
     }
   });
   for (const input of dialog.querySelectorAll("input")) input.addEventListener("change", show);
   find("share-close").addEventListener("click", () => dialog.close());
   find("share-copy").addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(find("share-text").textContent);
-      find("share-copy").textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(find("share-text")); // no permission: it is marked, at least
-    }
+    await copy(find("share-text").textContent, dialog);
+    find("share-copy").textContent = "Copied";
     setTimeout(() => (find("share-copy").textContent = "Copy"), 1500);
   });
 }

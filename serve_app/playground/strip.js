@@ -2,7 +2,7 @@
 
 import { announce, count, duration, find, make, percent, size } from "./dom.js";
 import { ask, json } from "./server.js";
-import { totals } from "./evidence.js";
+import { kindOf } from "./evidence.js";
 
 const PERIOD = 1000;
 const PHASES = { body: "body", head: "head", decide: "decisions", exchange: "exchange", draft: "drafts" };
@@ -112,22 +112,39 @@ async function end(id, name) {
     killed.set(id, name);
     announce(`The ${name} was killed`);
   } catch (error) {
-    announce(error.message);
+    announce(error.message, true);
   }
   look();
 }
 
-/** What the replies of a turn say of themselves, as they come. */
-export function replyFigures(replies, started, now) {
-  const tokens = replies.flatMap((reply) => reply.tokens.slice(reply.offset));
-  const first = Math.min(...replies.map((reply) => reply.first ?? Infinity));
-  if (!Number.isFinite(first)) return;
-  find("figure-first").textContent = duration(first - started);
-  const since = now > first ? first : started; // all at once, where the page had no time to read
-  find("figure-rate").textContent = count(Math.round((1000 * tokens.length) / (now - since)));
-  const { drawn, certified, read } = totals(tokens);
-  if (!drawn) return;
-  const each = read / drawn;
-  find("figure-bytes").textContent = `${size(each)} of ${size(about.head_bytes)}, ${percent(each / about.head_bytes)}`;
-  find("figure-certified").textContent = percent(certified / drawn, certified === drawn ? 0 : 1);
+/** What the replies of a turn say of themselves, summed up as they come. */
+export class Figures {
+  started = performance.now();
+  sums = { tokens: 0, atFirst: 0, drawn: 0, certified: 0, read: 0 };
+
+  add(tokens, now) {
+    if (!tokens.length) return;
+    const { sums } = this;
+    this.first ??= now;
+    this.last = now;
+    sums.tokens += tokens.length;
+    if (now === this.first) sums.atFirst += tokens.length;
+    for (const token of tokens.filter(({ certificate }) => certificate)) {
+      sums.drawn += 1;
+      sums.certified += ["dense", "relaxed"].includes(kindOf(token)) ? 0 : 1;
+      sums.read += token.certificate.bytes_read;
+    }
+  }
+
+  show() {
+    const { tokens, atFirst, drawn, certified, read } = this.sums;
+    if (!tokens) return;
+    find("figure-first").textContent = duration(this.first - this.started);
+    // What the first read brought took the time before it; where that was all, both count.
+    const rate = tokens > atFirst ? (tokens - atFirst) / (this.last - this.first) : tokens / (this.last - this.started);
+    find("figure-rate").textContent = count(Math.round(1000 * rate));
+    if (!drawn) return;
+    find("figure-bytes").textContent = `${size(read / drawn)}, its share of a pass`;
+    find("figure-certified").textContent = percent(Math.floor((1000 * certified) / drawn) / 1000, certified === drawn ? 0 : 1);
+  }
 }

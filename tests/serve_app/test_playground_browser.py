@@ -55,7 +55,7 @@ def test_a_message_is_typed_and_streamed_and_every_token_is_shown_with_its_certi
     assert page.locator(".reply .t.accepted").count() > 0
     assert re.fullmatch(r"\d+ tokens · .* · seed 7", page.inner_text(".reply footer .told"))
     assert page.inner_text("#figure-certified") == "100 %"
-    assert re.search(r"of 8\.4 MB, \d+ %", page.inner_text("#figure-bytes"))
+    assert re.fullmatch(r"[\d.]+ [kM]B, its share of a pass", page.inner_text("#figure-bytes"))
     assert int(page.inner_text("#figure-rate").replace(",", "")) > 0
 
 
@@ -90,7 +90,7 @@ def test_several_replies_stand_side_by_side(page: Any) -> None:
     assert places[0]["y"] == places[1]["y"]
     assert places[0]["x"] < places[1]["x"]
     assert len({words(page, i) for i in range(3)}) == 3
-    page.locator(".reply button", has_text="Go on with this").nth(1).click()
+    page.locator(".reply").nth(1).locator("button", has_text="Go on with this").click()
     first = words(page, 1).replace("■", "")
     page.fill("#option-n", "1")
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -108,13 +108,13 @@ def test_a_token_that_is_pointed_at_tells_what_it_cost_and_what_else_could_have_
     assert "the 50 best tokens (top-k)" in facts
     assert "int8" in facts
     assert re.search(r"\d+ of 16,384 \(0\.\d\d %\)", facts)
-    assert re.search(r"B of 8\.4 MB that a full head reads", page.inner_text(".meter"))
+    assert re.search(r"[\d.]+ [kM]B, its share of a pass", facts)
     logits = [float(each) for each in page.locator("#candidates td:nth-child(2)").all_inner_texts()]
     assert logits == sorted(logits, reverse=True)
-    *gaps, last = page.locator("#candidates td:nth-child(3)").all_inner_texts()
-    assert last == ""
-    expected = [better - worse for better, worse in pairwise(logits)]
-    assert [float(each) for each in gaps] == pytest.approx(expected, abs=0.001)
+    gaps = page.locator("#candidates td:nth-child(3)").all_inner_texts()
+    expected = [better - worse for better, worse in pairwise(logits[:8])]
+    assert [float(each) for each in gaps[:7]] == pytest.approx(expected, abs=0.001)
+    assert set(gaps[7:]) == {""}, "none before a token that is drawn from far behind"
     assert page.locator("#candidates .drawn").count() == 1
 
 
@@ -196,10 +196,9 @@ def test_a_call_of_a_tool_is_shown_with_its_arguments(page: Any) -> None:
     assert json.loads(page.inner_text(".call code"))["people"] in (2, 4)
 
 
-def test_what_cannot_be_read_is_told_where_it_stands(page: Any) -> None:
+def test_what_cannot_be_read_is_told(page: Any) -> None:
     ask(page, "A fox", schema="{", wait=False)
-    told = page.evaluate("document.getElementById('prompt').validationMessage")
-    assert told.startswith("JSON schema is no JSON")
+    assert page.locator("#announce.warning").inner_text().startswith("JSON schema is no JSON")
     assert page.locator(".turn").count() == 0
 
 
@@ -302,59 +301,6 @@ def test_a_phone_has_room_for_all_of_it(chrome: Any, server: Server) -> None:
         assert violations(page) == []
         page.tap("#hide-options")
         assert not page.is_visible("#option-temperature")
-
-
-@pytest.mark.timed
-def test_first_paint_comes_within_half_a_second(chrome: Any, server: Server) -> None:
-    times = []
-    for _ in range(5):
-        with page_of(chrome, server.url) as page:
-            times.append(
-                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-            )
-    print("first contentful paint, ms:", *map(round, times))
-    assert sorted(times)[2] < 500
-
-
-@pytest.mark.timed
-def test_twenty_thousand_tokens_scroll_smoothly(page: Any) -> None:
-    page.evaluate(LONG_REPLY)
-    assert page.locator(".reply .t").count() == 20_000
-    frames, way = page.evaluate(SCROLL)
-    print(f"frames per second while scrolling 20,000 tokens: {frames:.0f}, over {way:.0f} pixels")
-    assert page.evaluate("document.documentElement.scrollHeight") == 900, "the page itself stays"
-    assert way > 5000
-    assert frames > 50
-
-
-# A conversation as the page keeps it, opened from its history.
-LONG_REPLY = """async () => {
-  const row = ["top1", "deterministic", "int8", 40, 4000000, 0.002, false, 0.97, 0];
-  const tokens = Array.from({length: 20000}, (_, i) =>
-    [i % 999, i % 60 === 59 ? ".\\n" : " word", row, ["model", null], 0, 0]);
-  const reply = {tokens, text: "", reasoning: "", calls: [], finish: "stop", offset: 0,
-    milliseconds: 1, body: {seed: 1}};
-  const turns = [{text: "Long", mode: "chat", replies: [reply]}];
-  const all = [{id: "long", mode: "chat", options: {}, turns}];
-  localStorage.setItem("lexshard-conversations", JSON.stringify(all));
-  document.getElementById("begin").click();
-  document.getElementById("tab-history").click();
-  document.querySelector(".pick").click();
-}"""
-SCROLL = """() => new Promise((resolve) => {
-  const box = document.getElementById("turns");
-  box.scrollTop = 0;
-  let frames = 0;
-  const began = performance.now();
-  const step = () => {
-    frames += 1;
-    box.scrollTop += 120;
-    const seconds = (performance.now() - began) / 1000;
-    if (seconds < 3) requestAnimationFrame(step);
-    else resolve([frames / seconds, box.scrollTop]);
-  };
-  requestAnimationFrame(step);
-})"""
 
 
 @pytest.mark.slow
