@@ -109,6 +109,7 @@ function settle(turn, element) {
 }
 
 function choose({ turn, reply, element }) {
+  if (stream) return;
   turn.chosen = turn.replies.indexOf(reply);
   settle(turn, element.closest(".turn"));
   history.keep(conversation);
@@ -310,7 +311,7 @@ function listen() {
   find("stop").addEventListener("click", () => stream?.controller.abort());
   turnsShown.addEventListener("scroll", () => {
     const { scrollTop: top, scrollHeight, clientHeight } = turnsShown;
-    // What grows below leads nobody away from the end.
+    // What grows below is no way from the end.
     reader.atEnd = scrollHeight - top - clientHeight < 160 || (reader.atEnd && top >= reader.top);
     reader.top = top;
   }, { passive: true });
