@@ -24,10 +24,12 @@ _SINGLE = ("items", "additionalItems", "additionalProperties")
 # In regular expressions: what is ahead, behind, or a word's edge.
 _LOOKS_AROUND = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB])")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# llguidance keeps numbers as float64, writes whole ones as int64, of which this is the largest and
-# what larger ones become, and bounds of others as decimals.
+# llguidance keeps numbers as float64, to which it adds 1 for a bound that is none of the numbers,
+# writes whole ones as int64, of which this is the largest and what larger ones become, and bounds
+# of others as decimals. It makes no numbers with more digits than a lone bound of so many.
 _LARGEST = 2**63 - 1
 _LARGEST_DECIMAL = 2**53
+_LARGEST_LONE = 10**18 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,20 @@ def _left_out(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
     fractions = "number" in str(part.get("type", "number"))
     for name in ("const", "enum", *_BOUNDS):
         value = part.get(name)
-        most = _LARGEST_DECIMAL if fractions else _LARGEST - (name != "maximum")
-        far = name in _BOUNDS and isinstance(value, int | float) and abs(value) > most
-        if far or _is_inexact(value):
-            yield name, "a number is too large to be exact"
+        if _is_inexact(value) or (name in _BOUNDS and _is_far(name, value, fractions)):
+            yield name, "a number is too large"
+
+
+def _is_far(name: str, bound: Any, fractions: bool) -> bool:
+    """Whether grammars of numbers up to, or from, such a bound are of others, or cannot be made."""
+    if not isinstance(bound, int | float):
+        return False
+    if fractions:
+        return abs(bound) > _LARGEST_DECIMAL
+    if name.startswith("exclusive"):
+        return abs(bound) >= _LARGEST_DECIMAL
+    outwards = bound if name == "minimum" else -bound
+    return outwards > _LARGEST_LONE or abs(bound) > _LARGEST
 
 
 def _is_inexact(value: Any) -> bool:
