@@ -56,13 +56,13 @@ BUDGETS = {
     # files and descriptions that say more than the model is, ends of receipts, rows that a
     # device leaves to the host, and guesses whose masks come late or cannot be made, 100 for masks
     # over uneven shards, waits that hold up no run, guesses built on what fell, and counts of rows
-    "cluster": 9_640,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
+    "cluster": 9_650,  # 4,500; 790 for ranks of a body, 60 to choose NCCL, 195 for a forecast, 280
     # for ranks on GPUs, 95 to prove a body in a process that ends, 80 for what replicas share,
     # 330 for shards at the ranks, 30 for a device's text whose engine dies, 45 to ask nodes whether
     # they have AMX, 40 for files of every kind and processes without a parent,
     # 90 for engines that compute for long, replicas without one, ends of NCCL's groups, and
-    # questions that many ask at once or that were asked before
-    "serve_app": 19_650,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
+    # questions that many ask at once or that were asked before, 10 to do without a thread
+    "serve_app": 19_660,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
     # 490 for what grammars, tools, Responses and Messages had ignored, dropped or waited for, 45
     # for a process that waits for the next grammar, 250 for what an audit of tools, texts that
     # break off, the terminal and long work on the event loop found, 150 for what another did:

@@ -87,8 +87,15 @@ class KeptProcesses:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: ProcessRole) -> None:
-        process = self._processes[role.name] = start_process(role, self._output)
-        threading.Thread(target=self._wait, args=[role.name, process], daemon=True).start()
+        """Raises OSError where there is no room for a process, or for the thread that waits."""
+        process = start_process(role, self._output)
+        try:
+            threading.Thread(target=self._wait, args=[role.name, process], daemon=True).start()
+        except RuntimeError as error:
+            process.kill()
+            process.wait()
+            raise OSError(str(error)) from error
+        self._processes[role.name] = process
 
     def process_ids(self) -> set[int]:
         """Of those that were started last, by name."""

@@ -16,10 +16,12 @@ import socket
 import sys
 import threading
 import time
+from bisect import insort
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO
 
 import msgspec
@@ -84,6 +86,7 @@ class EmbeddedServer:
         self._modules = modules
         self._began = time.monotonic()
         self._events: SimpleQueue[Event] = SimpleQueue()
+        self._awaited: list[tuple[float, Event]] = []  # with their times, the next one first
         self._roles: dict[str, ProcessRole] = {}
         self._started_anew: dict[str, float] = {}
         self._running: set[str] = set()
@@ -114,8 +117,7 @@ class EmbeddedServer:
     def _keep(self, kept: KeptProcesses) -> int:
         """Starts anew what ends, until the server is to stop or cannot start; the exit code."""
         while True:
-            event = self._events.get()
-            match event:
+            match self._next():
                 case StopAsked():
                     return self._stop(kept)
                 case Due(name):
@@ -150,7 +152,7 @@ class EmbeddedServer:
         while left := self._running - {INGRESS}:
             if left == {ENGINE}:  # it has been told, unless it was just starting
                 self._later(ENGINE_SECONDS, Due(ENGINE))
-            match self._events.get():
+            match self._next():
                 case Ended(name, _):
                     self._running.discard(name)
                 case Due(name) if name == ENGINE and left == {ENGINE}:
@@ -197,9 +199,17 @@ class EmbeddedServer:
             self._later(PAUSE_SECONDS, Due(name))
 
     def _later(self, seconds: float, event: Event) -> None:
-        timer = threading.Timer(seconds, self._events.put, [event])
-        timer.daemon = True
-        timer.start()
+        """Without a thread of its own: there may be none to be had."""
+        insort(self._awaited, (time.monotonic() + seconds, event), key=itemgetter(0))
+
+    def _next(self) -> Event:
+        """What happens next, when it does."""
+        if not self._awaited:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, self._awaited[0][0] - time.monotonic()))
+        except Empty:
+            return self._awaited.pop(0)[1]
 
     def _tell(self, message: str) -> None:
         line = f"[{time.monotonic() - self._began:5.1f} s] {message}"

@@ -3,6 +3,8 @@ engine that was never ready, a few."""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
@@ -10,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from lexshard.cluster.config import ServeConfig
-from lexshard.cluster.roles.process import ProcessRole
+from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
 from lexshard.serve_app.api_processes.messages import Said
 from lexshard.serve_app.start import embedded
 from lexshard.serve_app.start.embedded import (
@@ -123,6 +125,22 @@ def test_a_process_that_cannot_be_started_at_the_moment_is_tried_again(
     server._keep(cast(Any, kept))
     assert server._events.get() == Due(ENGINE)
     assert ENGINE not in server._running
+
+
+def test_nor_does_the_server_need_a_thread_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for a process there is none for a thread."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(embedded, "PAUSE_SECONDS", 0.1)
+    server = EmbeddedServer(ServeConfig(model="m"), ServerModules())
+    server._roles[ENGINE] = ProcessRole(ENGINE, (sys.executable, "-c", "pass"))
+    kept = KeptProcesses(lambda *_: None)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    server._start_anew(kept, ENGINE)
+    assert kept.process_ids() == set()
+    assert server._next() == Due(ENGINE)
 
 
 def test_a_first_death_is_answered_at_once_and_one_that_follows_it_after_a_pause(
