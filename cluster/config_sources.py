@@ -225,7 +225,7 @@ def _reason(problem: Any, option: Option) -> str:
     if meant:
         remedy = meant
     elif isinstance(given, str) and given.isdecimal() and option.number is int:
-        remedy = f": write {int(given)} without quotes"
+        remedy = f": write {given.lstrip('0') or 0} without quotes"
     elif option.required or choices:
         remedy = ""
     elif option.default in (None, []):

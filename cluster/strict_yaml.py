@@ -29,7 +29,7 @@ class StrictLoader(yaml.SafeLoader):
 def _plain_number(loader: StrictLoader, node: Any) -> int:
     """In YAML 1.1 ``010`` is 8 and ``12:30`` is 750: what was meant is not known."""
     number = loader.construct_yaml_int(node)
-    if re.match(r"[-+]?(0[0-7_]|\d+:)", node.value):
+    if re.match(r"[-+]?(0[0-7_]|\d[\d_]*:)", node.value):
         raise yaml.constructor.ConstructorError(
             problem=f"{node.value} would be {number}: write the number that is meant, or quote it",
             problem_mark=node.start_mark,

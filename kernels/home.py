@@ -16,11 +16,13 @@ logger = logging.getLogger("lexshard.home")
 
 def home_folder() -> Path:
     """``LEXSHARD_HOME``, else a folder in the user's cache. It need not exist yet."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(given).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lexshard"
+    given, base = os.environ.get(VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    try:
+        if given:
+            return Path(given).expanduser().absolute()
+        return (Path(base) if base else Path.home() / ".cache") / "lexshard"
+    except RuntimeError:  # a user who has none: `writable` finds another place for that
+        return Path("/lexshard")
 
 
 @functools.cache
@@ -40,7 +42,7 @@ def writable(folder: Path) -> Path:
             *(folder, own, VARIABLE),
         )
     found = own.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{own} is not this user's alone: set {VARIABLE} to another folder")
     there = own / folder.relative_to(folder.anchor)
     there.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from lexshard.actors.messages import (
     FinishReason,
     Request,
     SequenceEvent,
+    guesses_fell,
     guesses_that_stand,
 )
 
@@ -65,9 +66,10 @@ class _Entry:
         return (*self.request.prompt_ids, *self.received)
 
     def drop_drafts(self, event: SequenceEvent) -> None:
-        """Those that it answers. What ``event``, which is received, contradicts the engine drops
-        itself: behind that there may be others."""
-        said = self.said
+        """Those that it answers, and those built on a guess of these that fell, as the engine has:
+        behind them there may be others. ``event`` is received."""
+        said, fell = self.said, False
+        kept: list[Drafts] = []
         for drafts in self.drafts:
             if drafts.number == event.answers:
                 before = len(said) - len(event.token_ids)
@@ -75,8 +77,11 @@ class _Entry:
                 stood = guesses_that_stand(guesses, event.token_ids)
                 brought = min(stood + 1, len(event.token_ids))
                 self.answered, self.alone_to = drafts.number, before + brought + drafts.alone
-        if event.answers is not None:
-            self.drafts = [each for each in self.drafts if each.number > event.answers]
+                fell = guesses_fell(drafts.position, drafts.token_ids, said)
+            elif event.answers is None or drafts.number > event.answers:
+                fell = fell and drafts.ahead
+                kept += () if fell else (drafts,)
+        self.drafts = kept
 
     def handed_on(self) -> list[Drafts]:
         """What a new engine has to be told: first, how far the text goes on alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,9 +38,11 @@ def this_machine() -> NodeResources:
     """The CPUs, memory and GPUs that are here."""
     import torch
 
+    from lexshard.kernels.team.cores import available_cores  # brings numba
+
     gpus = torch.cuda.device_count()
     memory = min((torch.cuda.mem_get_info(gpu)[1] for gpu in range(gpus)), default=0)
-    return NodeResources("this machine", os.cpu_count() or 1, physical_memory(), gpus, memory)
+    return NodeResources("this machine", available_cores(), physical_memory(), gpus, memory)
 
 
 def parse_nodes(specifications: Sequence[str]) -> tuple[NodeResources, ...]:

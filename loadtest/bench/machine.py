@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.machine import physical_memory, processor_model
+from lexshard.kernels.team.cores import available_cores
 
 ARRAY_BYTES = 1 << 29  # far beyond any cache
 REPEATS = 7
@@ -26,7 +27,7 @@ def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, system and how busy the machine was when asked."""
     return {
         "processor": processor_model(),
-        "cores": os.cpu_count(),
+        "cores": available_cores(),
         "memory_bytes": physical_memory(),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": list(os.getloadavg()),

@@ -156,7 +156,7 @@ def main(connect: EngineConnector | None = None) -> int:
     """Serves what standard input says; the exit code. ``connect`` None takes the engine that is
     kept beside it."""
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager may send them to all
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server's own process is told to stop
         signal.signal(number, lambda *_: None)  # ignored ones would be in what it starts, too
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiOrder)
     config = ServeConfig.model_validate_json(order.config, strict=True)

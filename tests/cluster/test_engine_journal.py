@@ -69,14 +69,18 @@ def test_a_new_engine_is_told_how_far_a_text_goes_on_alone() -> None:
     assert journal.drafts() == [second]
 
 
-def test_guesses_behind_those_that_fell_are_told_a_new_engine() -> None:
+def test_a_new_engine_is_told_no_guesses_that_are_built_on_one_that_fell() -> None:
+    """But those behind them, which began with what the text says."""
     journal = Journal()
     entered(journal, REQUEST)
-    built, fresh = Drafts("a", 0, 5, (9,), number=2, ahead=True), Drafts("a", 0, 4, (9,), number=3)
-    for guesses in (Drafts("a", 0, 3, (7, 8), number=1), built, fresh):
+    length = len(REQUEST.prompt_ids)
+    first = Drafts("a", 0, length, (7, 8), number=1)
+    built = Drafts("a", 0, length + 2, (9,), number=2, ahead=True)
+    fresh = Drafts("a", 0, length + 2, (9,), number=3)
+    for guesses in (first, built, fresh):
         assert journal.note_drafts(guesses)
-    journal.record([SequenceEvent("a", 0, (6,), answers=1)])
-    assert journal.drafts()[-1] == fresh
+    journal.record([SequenceEvent("a", 0, (7, 6), answers=1)])
+    assert journal.drafts() == [fresh]
 
 
 def test_a_stop_gives_streams_their_time_and_then_tells_them() -> None:

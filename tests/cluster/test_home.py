@@ -82,10 +82,19 @@ def test_where_neither_can_be_written_an_index_is_in_a_folder_of_this_user_alone
     assert own.stat().st_mode & 0o777 == 0o700
     assert "/proc/no/home cannot be written" in caplog.text
     writable.cache_clear()
-    own.chmod(0o755)
+    own.chmod(0o777)
     with pytest.raises(PermissionError, match="not this user's alone: set LEXSHARD_HOME"):
         default_index_path("/proc/no", weights)
     writable.cache_clear()
+
+
+def test_a_user_without_a_home_has_a_place_that_stands_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LEXSHARD_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # KeyError: the user is in no list
+    assert home_folder() == Path("/lexshard")
 
 
 def test_it_is_no_option_of_the_server_and_no_unknown_variable() -> None:

@@ -143,6 +143,10 @@ def test_ping_waits_for_the_engine() -> None:
 
     async def check(client: Client) -> None:
         for path in ("/ping", "/server_info"):
-            assert (await client.get(path)).status_code == 503
+            told = await client.get(path)
+            assert told.status_code == 503
+            assert int(told.headers["Retry-After"]) > 0
+        engine.failure = "it cannot start"
+        assert "Retry-After" not in (await client.get("/ping")).headers
 
     serve(check, engine)
