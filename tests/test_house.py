@@ -31,7 +31,7 @@ PREFIX = "lexshard."  # of every name of ours, left out here
 MOST_MODULES = 16  # side by side in a folder
 # Lines of Python. A commit that raises one says why; what they are to be is behind them.
 BUDGETS = {
-    "kernels": 20_145,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
+    "kernels": 20_150,  # 12,000; 500 for bfloat16, 1,240 for threads and one call, 460 for ranks,
     # 130 for Gemma, 50 to write a GPU's cache in one launch, 290 to draw on a device,
     # 130 for work in every core and masses in one launch, 380 for draws from nuclei by bounds,
     # 330 for several steps by one call, 120 to load machine code alone,
@@ -43,7 +43,7 @@ BUDGETS = {
     # call, 135 for a search that threads share, 65 for what is compiled beside what is served, and
     # for processes that help each other with it, 20 for infinite logits and products, 55 for what
     # a container may use and a home that cannot be written
-    "actors": 25_370,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
+    "actors": 25_390,  # 13,000; 2,000 for grammar and edge, 640 for receipts, 960 for ranks, 100
     # for Gemma, 110 for merged products, 490 for what a device draws and cuts, 620 for GPUs' ranks,
     # 100 to know roundings from faults, 460 for draws from nuclei by bounds, on either device,
     # 650 for several steps at once, 340 for their masks and forced tokens, 60 for long constants,
@@ -62,7 +62,7 @@ BUDGETS = {
     # they have AMX, 40 for files of every kind and processes without a parent,
     # 90 for engines that compute for long, replicas without one, ends of NCCL's groups, and
     # questions that many ask at once or that were asked before, 10 to do without a thread
-    "serve_app": 19_660,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
+    "serve_app": 19_680,  # 6,000; 3,000 for protocol and page, 720 for receipts, 950 for vLLM,
     # 490 for what grammars, tools, Responses and Messages had ignored, dropped or waited for, 45
     # for a process that waits for the next grammar, 250 for what an audit of tools, texts that
     # break off, the terminal and long work on the event loop found, 150 for what another did:
@@ -73,7 +73,7 @@ BUDGETS = {
     # 210 for an engine of an 8B model's shape, 5 to keep our packages from vLLM,
     # 15 to tell decoding from prompts beside vLLM, 20 for its allocator and turns
     "models": 3_040,  # 2,790; 250 for training in pieces, averages and samples of the demo
-    "tests": 59_750,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
+    "tests": 59_790,  # 27,000; 180 to run vLLM's own, 240 for ranks on GPUs, 15 to import Ray once,
     # 180 for what an H100 found and faults that its roundings must not hide, 130 to say what is
     # slow and that checkouts share kernels, 60 for tests that cost less and caches not yet written,
     # 40 for a request that its replica takes along and then refuses, 285 for draws from nuclei,

@@ -1,13 +1,14 @@
-"""How often the guesses for each sequence stand."""
+"""How often there are guesses for each sequence, and how often they stand."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# Guesses that a new sequence, and the first of all, is taken to have been tested with. Of the first
-# much is hoped: what is never tried shows nothing, and a few steps tell.
-PRIOR_GUESSES = 4.0
+# Guesses that a new sequence, and the first of all, is taken to have been tested with, and steps in
+# which there were some. Of the first much is hoped: what is never tried shows nothing, and a few
+# steps tell.
+PRIOR_GUESSES, PRIOR_STEPS = 4.0, 1.0
 FIRST_ACCEPTANCE = 0.85
 # What is left of a tested guess's weight after another one, and after a step without any: who is
 # not tried is forgotten, and so tried again.
@@ -46,6 +47,7 @@ class AcceptanceHistory:
     def __init__(self) -> None:
         self._all = {True: _Share(), False: _Share()}  # of greedy sequences, and of others
         self._shares: dict[int, _Share] = {}
+        self._guessed: dict[int, _Share] = {}  # steps in which there were guesses, of all
         self._greedy: set[int] = set()
 
     def meet(self, sequence: int, *, greedy: bool) -> None:
@@ -54,10 +56,12 @@ class AcceptanceHistory:
             self._greedy.add(sequence)
 
     def add(self, sequence: int, drafted: int, stood: int) -> None:
-        """``stood`` of ``drafted`` guesses of a step stood, the first ones."""
+        """``stood`` of ``drafted`` guesses of a step stood, the first ones; perhaps its drafter had
+        none."""
         tested = min(drafted, stood + 1)
         self._all[sequence in self._greedy].add(tested, stood, KEPT_OF_ALL)
         self._shares.setdefault(sequence, _Share()).add(tested, stood, KEPT_PER_GUESS)
+        self._guessed.setdefault(sequence, _Share()).add(1, min(drafted, 1), KEPT_PER_GUESS)
 
     def pause(self, sequences: Collection[int], steps: int, others: Collection[int] = ()) -> None:
         """So many ``steps`` went by in which nothing was guessed for ``sequences``, but for
@@ -65,9 +69,9 @@ class AcceptanceHistory:
         it, and by the step, however many sequences there are: to try again costs each of them what
         was written meanwhile."""
         for sequence in sequences:
-            share = self._shares.get(sequence)
-            if share is not None:
-                share.fade(KEPT_PER_PAUSE**steps)
+            if sequence in self._shares:
+                self._shares[sequence].fade(KEPT_PER_PAUSE**steps)
+                self._guessed[sequence].fade(KEPT_PER_PAUSE**steps)
         paused = {each in self._greedy for each in sequences}
         for kind in paused - {each in self._greedy for each in others}:
             self._all[kind].fade(KEPT_OF_ALL**steps)
@@ -77,6 +81,12 @@ class AcceptanceHistory:
         share = self._shares.get(sequence)
         return average if share is None else share.mean(average, PRIOR_GUESSES)
 
+    def guessed(self, sequence: int) -> float:
+        """In what share of steps its drafter has guesses."""
+        share = self._guessed.get(sequence)
+        return 1.0 if share is None else share.mean(1.0, PRIOR_STEPS)
+
     def forget(self, sequence: int) -> None:
         self._shares.pop(sequence, None)
+        self._guessed.pop(sequence, None)
         self._greedy.discard(sequence)

@@ -48,7 +48,8 @@ class LengthRule(Protocol):
         """So many steps went by without being asked about."""
 
     def heard(self, sequence: int, drafted: int, stood: int) -> None:
-        """``stood`` of the ``drafted`` guesses for a sequence stood in a step."""
+        """``stood`` of the ``drafted`` guesses for a sequence stood in a step; of 0 its drafter had
+        none."""
 
     def drafting_took(self, sequences: int, depth: int, seconds: float) -> None:
         """So many guesses one after the other, perhaps none, for so many sequences at once."""
@@ -162,10 +163,12 @@ class MeasuredLength:
         self._steps_left -= steps
 
     def _decide(self, sequences: Sequence[int], rooms: Sequence[int]) -> None:
-        acceptance = [self._history.of(sequence) for sequence in sequences]
+        acceptance = list(map(self._history.of, sequences))
+        guessed = list(map(self._history.guessed, sequences))
         if self._step and self._draft_step:
             gain = LEAST_GAIN if self._pays else self._first_gain(rooms)
-            lengths = best_lengths(acceptance, self._most, self._step, self._draft_step, gain)
+            costs = self._step, self._draft_step
+            lengths = best_lengths(acceptance, self._most, *costs, gain, guessed)
         else:
             lengths = [min(2, self._most)] * len(sequences)  # there is something to be learnt
         self._decided = dict(zip(sequences, lengths, strict=True))
@@ -215,11 +218,13 @@ def best_lengths(
     step: CostCurve,
     draft_step: CostCurve,
     gain: float = LEAST_GAIN,
+    guessed: Sequence[float] = (),
 ) -> list[int]:
     """The lengths of drafts, up to ``most``, that give most tokens per second; none where that is
     not ``gain`` times what plain steps give.
 
-    A guess for a sequence of ``acceptance`` a is the n-th to stand with probability a^n. A step of
+    A guess for a sequence of ``acceptance`` a, whose drafter has guesses in a share g of steps (in
+    all, where ``guessed`` is not given), is the n-th to stand with probability g a^n. A step of
     as many sequences and guesses together costs what ``step`` says, each of the drafter's steps
     what ``draft_step`` says of as many sequences.
     """
@@ -228,11 +233,12 @@ def best_lengths(
     most_per_second = gain * count / step.estimate(count)
     step_seconds = [step.estimate(count + guesses) for guesses in range(count * most + 1)]
     draft_seconds = draft_step.estimate(count)
+    firsts = [a * g for a, g in zip(acceptance, guessed or [1.0] * count, strict=True)]
     for depth in range(1, most + 1):
         lengths = [0] * count
         tokens = float(count)
         # In order of probability: of a sequence's guesses the first comes first.
-        likely = [(-each, index) for index, each in enumerate(acceptance)]
+        likely = [(-first, index) for index, first in enumerate(firsts)]
         heapify(likely)
         for guesses in range(1, count * depth + 1):
             probability, index = likely[0]

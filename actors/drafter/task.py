@@ -62,8 +62,8 @@ class DraftTask:
 
 class Draft(NamedTuple):
     """The guesses for one sequence. ``proposals`` are what they were drawn from, where that was
-    asked for and the drafter was not certain of them. Without guesses, ``reads`` says that it has
-    not read all of the history yet."""
+    asked for and the drafter was not certain of them. ``reads`` says that it may not have read all
+    of the history yet, so that to have none says nothing."""
 
     token_ids: Sequence[int] = ()
     proposals: Sequence[Proposal] = ()

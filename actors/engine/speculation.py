@@ -172,8 +172,8 @@ class Speculation:
             sequence.drafted.extend(guessed.token_ids[: task.most])
             sequence.proposals = guessed.proposals
             depth = max(depth, len(sequence.drafted))
-            if not (guessed.token_ids or guessed.reads):  # as a guess that falls: it does not pay
-                self._tested(sequence, 1, 0)
+            if not (guessed.token_ids or guessed.reads):
+                self._tested(sequence, 0, 0)
         names = {task.sequence for task in tasks}
         if names.isdisjoint(self._drafted):
             self._took(CostTiming("beginning", len(tasks), seconds))
