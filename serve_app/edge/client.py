@@ -94,6 +94,7 @@ class EdgeClient:
         self._texts: dict[str, asyncio.Task[None]] = {}
         self._sequences = itertools.count()
         self._looking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     def start(self, changed: Callable[[], None] = lambda: None) -> None:
         """Looks for the server. ``changed`` hears when it is found, away, or never will do."""
@@ -141,7 +142,7 @@ class EdgeClient:
             if not self.ready:
                 stream.put(SequenceEvent.failure(request, self.away or "no server", "abort"))
                 continue
-            self._texts[name] = asyncio.create_task(self._say(request, stream.put))
+            self._texts[name] = asyncio.create_task(self._say(request, partial(self._emit, stream)))
             self._texts[name].add_done_callback(partial(self._texts.pop, name))
         return stream
 
@@ -153,8 +154,9 @@ class EdgeClient:
         """No other device drafts for this one."""
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        for task in (self._looking, self._asking):
+            if task is not None:
+                task.cancel()
         self.away, self._allowed_alone = "the device is shutting down", False
         await until(lambda: not self._texts, grace_seconds)
         for name in self._texts:
@@ -162,6 +164,24 @@ class EdgeClient:
         await asyncio.gather(*self._texts.values(), return_exceptions=True)
         await self._link.close()
         self._executor.shutdown()
+
+    def _emit(self, stream: JournalStream, event: SequenceEvent) -> None:
+        stream.put(event)
+        lost = event.finish_reason == "abort" and self.away is None
+        if lost and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask_again())
+
+    async def _ask_again(self) -> None:
+        """A server that has refused a text, or lost one, may be full, or there for none."""
+        try:
+            await asyncio.to_thread(self._link.ask)
+        except CloudError as error:
+            self._lost(str(error))
+
+    def _lost(self, reason: str) -> None:
+        if self.away is None:
+            self.away = reason
+            self.start(self._changed)
 
     async def _say(self, request: Request, emit: Emit) -> None:
         """One text, to its end."""
@@ -179,10 +199,8 @@ class EdgeClient:
                 emit(SequenceEvent.failure(request, self.away, "abort"))
             raise
         except CloudError as error:
+            self._lost(str(error))
             emit(SequenceEvent.failure(request, str(error), "abort"))
-            if self.away is None:
-                self.away = str(error)
-                self.start(self._changed)
         except (FrameError, msgspec.DecodeError) as error:
             logger.error("the server says what cannot be: %s", error)
             emit(SequenceEvent.failure(request, str(error)))

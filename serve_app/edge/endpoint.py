@@ -148,7 +148,7 @@ class EdgeEndpoint:
         banned = [token for word in opening.bad_words for token in word]
         # As many spellings, and tokens of them, as `TextReader.bad_words` may make of words.
         many = len(opening.bad_words) > 4 * MAX_LIST_ENTRIES
-        if many or len(banned) > 8 * MAX_BAD_WORD_CHARACTERS:
+        if many or len(banned) > 16 * MAX_BAD_WORD_CHARACTERS:
             raise bad_request("'bad_words' are too many", "bad_words")
         for name, ids in (("said", said), ("bad_words", banned)):
             if not all(0 <= each < codec.vocabulary_size for each in ids):

@@ -155,17 +155,18 @@ def test_a_text_outlives_its_link_but_not_its_server(
 
 
 @pytest.mark.parametrize(
-    ("script", "away"),
+    ("script", "asked", "away"),
     [
-        ([Refused(429, "one may be open")], None),
-        ([Refused(503, "full")], None),
-        ([InvalidStatus(Response(401, "", Headers()))], "the server refuses the link"),
+        ([Refused(429, "one may be open")], None, None),
+        ([Refused(503, "full")], None, None),
+        ([Refused(503, "no engine")], "answers 503", "answers 503"),
+        ([InvalidStatus(Response(401, "", Headers()))], None, "the server refuses the link"),
     ],
 )
 def test_a_text_that_is_refused_makes_its_server_away_for_no_other(
-    monkeypatch: pytest.MonkeyPatch, script: list[Any], away: str | None
+    monkeypatch: pytest.MonkeyPatch, script: list[Any], asked: str | None, away: str | None
 ) -> None:
-    """The client is told to try again, as where the server is away."""
+    """The client is told to try again, as where the server is away, which that says when asked."""
     model: Any = SimpleNamespace(tokenizer=TOKENIZER, drafter=SimpleNamespace(forget=id))
     information = MockEngine().information
 
@@ -177,11 +178,17 @@ def test_a_text_that_is_refused_makes_its_server_away_for_no_other(
         stream = client.submit([Request("", 0, (5, 6), SamplingParameters(max_tokens=5))])
         [end] = await stream.arrived()
         assert (end.finish_reason, end.refused) == ("abort", False)
-        await asyncio.sleep(0)
+        if client._asking is not None:
+            await client._asking
         assert (client.away or "").startswith(away or "")
         assert (client.away is None) == (away is None)
         await client.stop()
 
+    def ask(link: ScriptedLink) -> None:
+        if asked is not None:
+            raise CloudError(asked, final=False)
+
+    monkeypatch.setattr(ScriptedLink, "ask", ask, raising=False)
     monkeypatch.setattr(ScriptedLink, "close", lambda link: asyncio.sleep(0), raising=False)
     asyncio.run(run())
 
