@@ -94,7 +94,7 @@ def keep_compiled_kernels() -> None:
     ``LEXSHARD_HOME`` names a home for all, or the user's cannot be written."""
     home, named = home_folder(), os.environ.get(TRITON_VARIABLE)
     if named or VARIABLE in os.environ or writable(home) != home:
-        found = writable(Path(named)) if named else writable(home) / "triton"
+        found = writable(Path(named).expanduser()) if named else writable(home) / "triton"
         os.environ[TRITON_VARIABLE] = str(found)
     locators = CacheImpl._locator_classes
     if KernelLocator not in locators:

@@ -22,6 +22,8 @@ def home_folder() -> Path:
             return Path(given).expanduser().absolute()
         return (Path(base) if base else Path.home() / ".cache") / "lexshard"
     except RuntimeError:  # a user who has none: `writable` finds another place for that
+        if given:
+            raise
         return Path("/lexshard")
 
 

@@ -126,8 +126,8 @@ class Steps:
         return self._head_device.type != "cpu"
 
     def check_rest(self) -> None:
-        """Raise RuntimeError if an engine that has no sequences holds anything. It looks at no
-        block, as `Scheduler.check` does: the next request may be there already."""
+        """Raise RuntimeError if an engine that has no sequences holds anything. Unlike
+        `Scheduler.check` it looks at no block: the next request may be there already."""
         used, states = self._scheduler.pool.used, len(self._states)
         if self._scheduler.idle and (used or states):
             raise RuntimeError(f"{used} KV blocks and {states} sampling states leaked")

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lexshard.actors.machine import physical_memory, processor_model
-from lexshard.kernels.team.cores import available_cores
 
 ARRAY_BYTES = 1 << 29  # far beyond any cache
 REPEATS = 7
@@ -25,6 +24,8 @@ _PACKAGES = ("lexshard", "torch", "transformers", "numba", "numpy")
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, system and how busy the machine was when asked."""
+    from lexshard.kernels.team.cores import available_cores  # brings numba
+
     return {
         "processor": processor_model(),
         "cores": available_cores(),

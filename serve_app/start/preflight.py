@@ -245,7 +245,7 @@ def check_receipt_key(config: ServeConfig) -> None:
 
     try:
         Signer.read(config.receipt_key)
-        refuse_readable(Path(config.receipt_key))
+        refuse_readable(Path(config.receipt_key).expanduser())
     except (OSError, ValueError) as error:
         raise StartupError(f"--receipt-key: {error}") from error
     except ImportError as error:
