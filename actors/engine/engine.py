@@ -426,8 +426,7 @@ class Engine:
         """Raise RuntimeError if blocks, places or sequences do not add up, or an idle engine holds
         anything."""
         self._scheduler.check()
-        if self._scheduler.idle and len(self._states):
-            raise RuntimeError(f"{len(self._states)} sampling states leaked")
+        self.steps.check_rest()
 
     def step(self) -> list[SequenceEvent]:
         """Plan, forward, decide, commit; what clients are told (see `Steps.step`)."""

@@ -268,7 +268,7 @@ async function receive(signal, turn, element, replies, options) {
 function sending(now) {
   find("stop").hidden = !now;
   find("send").hidden = now;
-  // Whoever is elsewhere by now stays there.
+  // A reader who is elsewhere by now stays there.
   const isFree = [document.body, find("stop")].includes(document.activeElement);
   if (!now && isFree) find("prompt").focus({ preventScroll: true });
 }
