@@ -5,7 +5,8 @@
 
 Every answer is an event ``E2E`` (of type POST), with ``TTFT``, ``TPOT`` and every ``ITL`` beside it
 (of type STREAM); one that its user cancels is an event ``cancelled``. An answer that does not end
-with a finish_reason and [DONE] is a failure that says why. docs/load-tests.md tells more.
+with a finish_reason and [DONE] is a failure that says why, and nothing else. docs/load-tests.md
+tells more.
 """
 
 from __future__ import annotations
@@ -187,6 +188,8 @@ class StreamingUser(User):
             self._fire("STREAM", "cancelled", ended - started, heard)
         else:
             self._fire("POST", "E2E", (answer.heard or ended) - started, heard, fault)
+            if fault:
+                return
         told = RequestTimeline(
             started,
             started,
@@ -199,7 +202,7 @@ class StreamingUser(User):
             self._fire("STREAM", "TTFT", told.ttft)
         for gap in told.gaps:
             self._fire("STREAM", "ITL", gap)
-        if told.tpot is not None and not (cancelled or fault):
+        if told.tpot is not None and not cancelled:
             self._fire("STREAM", "TPOT", told.tpot)
 
     def _fire(self, kind: str, name: str, seconds: float, length: int = 0, fault: str = "") -> None:

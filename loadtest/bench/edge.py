@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -126,10 +126,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
             )
             labels: CaseLabels = {"kbit/s": rate, "round trip ms": trip, "temperature": heat}
             _add(report, labels, found)
-            for mine, server_s in zip(
-                found.get("same-token", []), found[SERVER_ALONE], strict=False
-            ):
-                wrong += sum(a != b for a, b in zip(mine.texts, server_s.texts, strict=True))
+            wrong += wrong_texts(found)
     size = len(tokenizer.vocabulary())
     report.notes.append(
         f"a guess's whole distribution as fp32 would be {32 * size:,} bits: "
@@ -137,6 +134,17 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
     )
     report.notes.append(NOTES)
     return wrong
+
+
+def wrong_texts(found: Mapping[str, Sequence[Run]]) -> int:
+    """How many texts of same-token, with any budget, are not the server's own."""
+    return sum(
+        own != alone
+        for name, runs in found.items()
+        if name.startswith("same-token")
+        for run, other in zip(runs, found[SERVER_ALONE], strict=True)
+        for own, alone in zip(run.texts, other.texts, strict=True)
+    )
 
 
 def _links(arguments: argparse.Namespace) -> Iterator[tuple[int, int, float]]:

@@ -42,8 +42,9 @@ SEED = 17
 APART_SECONDS = 7.0  # an engine that dies again sooner is started after a pause
 
 # "[  1.3 s] engine: loading the weights". These seconds count from the start of the process that
-# printed them, so the moment a line came is what counts here.
-_LINE = re.compile(r'\[ *\d+\.\d s\] ([^"\n]+)')
+# printed them, so the moment a line came is what counts here. Lines that count (", 3 of 80, once on
+# this machine") are of one phase.
+_LINE = re.compile(r'\[ *\d+\.\d s\] ([^"\n]+?)(?=, \d+ of \d+|["\n]|$)')
 _READY = "lexshard is ready"
 _WAITING = "not ready"  # says that something else goes on
 BEFORE, LAST = "imports, options and checks", "ready to first token"

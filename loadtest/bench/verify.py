@@ -42,10 +42,10 @@ ERROR = Measure("total variation error", "of 1", higher_is_better=False)
 EQUAL = Measure("sequences equal to the reference", "%", higher_is_better=True)
 NOTES = """\
 time: for the whole batch, from logits to tokens; in brackets how many times faster exact is, the
-median of the ratios of neighbouring runs. inputs read: each byte once; ours stops reading where the
-outcome is known. peak memory: the most a step takes beyond the inputs. standing: drafts of a
-sequence that stand; the others draw with their own random numbers. total variation error: how far
-the law of an emitted token is from the target's, computed from the formula; that of exact is 0."""
+median of the ratios of neighbouring runs. inputs read: each byte once; ours reads a drafter's row
+until the outcome is known. peak memory: the most a step takes beyond the inputs. standing: drafts
+of a sequence that stand; the others draw with their own random numbers. total variation error: how
+far the law of an emitted token is from the target's, by the formula; that of exact is 0."""
 
 Row = npt.NDArray[np.float64]  # [V]
 

@@ -26,6 +26,7 @@ from lexshard.loadtest.bench.synthetic.jobs import story_tokens
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
 
 ON, WITHOUT = "vllm with lexshard", "vllm"
+COUNTS = "the plugin's rows"  # in the report's versions
 PROMPT_TOKENS = 32
 TIME = Measure("time per step", "ms", higher_is_better=False)
 SAME = Measure("greedy texts that are vllm's", "%", higher_is_better=True)
@@ -57,7 +58,7 @@ def measure(report: Report, arguments: argparse.Namespace) -> int:
         cases = list(itertools.product(arguments.requests, arguments.controls))
         for count, controls in tqdm(cases, unit="case", disable=None):
             measure_case(report, processes, arguments, text, count, SETTINGS[controls])
-        report.notes += [f"lexshard: {processes[ON].ask({'counts': True})['counts']}", NOTES]
+        report.notes += [f"lexshard: {report.versions[COUNTS]}", NOTES]
     return 0
 
 
@@ -69,7 +70,8 @@ def measure_case(
     count: int,
     setting: Setting,
 ) -> None:
-    """``count`` requests of one ``setting``, run by run in turns."""
+    """``count`` requests of one ``setting``, run by run in turns. Raises RuntimeError where no
+    plugin has certified a row: vLLM would be beside itself."""
 
     def take(process: VllmProcess) -> Callable[[int], dict[str, Any]]:
         def answer(turn: int) -> dict[str, Any]:
@@ -83,6 +85,10 @@ def measure_case(
         return answer
 
     found = in_turns({name: take(each) for name, each in processes.items()}, arguments.runs)
+    report.versions[COUNTS] = counts = processes[ON].ask({"counts": True})["counts"]
+    if counts.startswith(("None", "0 ")):
+        place = f"the environment of {arguments.vllm_python}"
+        raise RuntimeError(f"the plugin has certified nothing ({counts}): is it in {place}?")
     case: CaseLabels = {
         "model": str(arguments.model or arguments.shape),
         "dtype": arguments.dtype,

@@ -14,7 +14,8 @@ Draw = Callable[[Results], Iterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One part of the page. ``says`` is what to see in it. ``file`` is where ``command`` writes."""
+    """One part of the page. ``says`` is what to see in it. ``file`` is where ``command`` writes;
+    without a command none does any more."""
 
     name: str
     title: str
@@ -87,7 +88,7 @@ def cluster_bounds(report: Results) -> Iterator[str]:
 
 
 def samplers(report: Results) -> Iterator[str]:
-    names = ("vllm", "offloaded", "certified candidates", "hot vocabulary")
+    names = ("vllm", "offloaded", "certified candidates")
     for batch in values_of(report, "batch"):
         found = points(report, names, "V", scale=1e3, batch=batch, measure="time per row")
         title = f"A decision with every control, {batch} row{'s' * (batch > 1)}"
@@ -131,7 +132,7 @@ def engines(report: Results) -> Iterator[str]:
 
 def verifications(report: Results) -> Iterator[str]:
     for drafter in values_of(report, "drafter"):
-        names = ("exact", "coupled", "sigmoid -10:10", "transformers", "torch softmax")
+        names = ("exact", "sigmoid -10:10", "transformers", "torch softmax")
         found = points(report, names, "batch", drafter=drafter, measure="time")
         title = f"Five guesses, V = 151,936, drafter {drafter}"
         yield curves(title, "sequences", "ms", found, powers=True)
@@ -206,7 +207,7 @@ FIGURES = (
            "head.json", "lexshard bench head", bytes_read),
     Figure("clusters", "What bounds of clusters leave out",
            "On the demo's hidden states, with a budget of a quarter.",
-           "head-paper.json", "lexshard bench head --head paper", cluster_bounds),
+           "head-paper.json", "", cluster_bounds),
     Figure("head", "The head, by rows",
            "Left and below is better.", "head.json", "lexshard bench head", head_times),
     Figure("sampler", "Decisions, by vocabulary",
@@ -228,7 +229,7 @@ FIGURES = (
            "engine-gemma3.json", "lexshard bench engine --shape gemma3 --llama-bench DIR", engines),
     Figure("load", "Servers under the same load",
            "Poisson arrivals; servers take turns, all of them up.",
-           "serve.json", "lexshard bench serve --against NAME=URL...", loads),
+           "serve.json", "lexshard bench serve --against NAME=http://HOST:PORT", loads),
     Figure("shards", "Shards", "What a shard tells the others for each token.",
            "shards.json", "lexshard bench shards", shards),
     Figure("edge", "Over a thin link", "An edge drafts, a server verifies.",

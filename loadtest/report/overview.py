@@ -17,7 +17,8 @@ from lexshard.loadtest.report.plots import NothingMeasuredError
 
 _SAYS = (
     "What lexshard promises is exactness; what it costs is shown here. Every figure says how it "
-    "was made. Ratios of two figures hold for one machine, absolute values for that in the caption."
+    "was made. Ratios of two figures hold for one machine, absolute values for the caption's, "
+    "at its date: docs/benchmarks.md may have later ones."
 )
 
 
@@ -68,4 +69,5 @@ def _section(figure: Figure, report: Any, plots: Sequence[str]) -> Iterator[str]
         yield origin(report)
         return
     how = f"<code>{escape(figure.command)} --json docs/results/{figure.file}</code> makes it."
+    how = how if figure.command else "No command makes it any more: docs/findings.md."
     yield f'<p class="warnings"><b>Missing.</b> {how}</p>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 from pathlib import Path
@@ -23,6 +22,7 @@ from lexshard.loadtest.draft_heads.compared import (
     STATIC,
     DraftHeads,
 )
+from tests.support.bench_options import parsed
 from tests.support.router_cases import TinyPair, router_file, some_positions
 
 
@@ -85,12 +85,10 @@ def test_rivals_of_the_router_look_at_no_fewer_tokens(pair: TinyPair) -> None:
 def test_the_demo_pair_is_measured(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     written = tmp_path / "draft.json"
     options = ["--data", str(data), "--quick", "--tokens", "32", "--shares", "0.05"]
     options += ["--json", str(written)]
-    assert draft.run(parser.parse_args(options)) == 0
+    assert draft.run(parsed(add_arguments, *options)) == 0
     content = json.loads(written.read_text(encoding="utf-8"))
     names = {each["name"] for each in content["results"]}
     assert {FULL, ROUTER, PAPER, FIXED, STATIC} <= names

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +21,12 @@ from lexshard.actors.messages import SamplingParameters
 from lexshard.loadtest.bench import engine
 from lexshard.loadtest.bench.engine_runs import EngineRun, check_lengths, compare
 from lexshard.loadtest.bench.options import engine as engine_options
-from lexshard.loadtest.bench.peers.beside_vllm import Worker, alternate
+from lexshard.loadtest.bench.peers.beside_vllm import alternate, program
 from lexshard.loadtest.bench.peers.own_engine import EngineRunner
 from lexshard.loadtest.bench.peers.transformers_generate import GenerateRunner, left_padded
 from lexshard.loadtest.bench.synthetic.jobs import OUTPUT_TOKENS, PROMPT_TOKENS, Job, mixed_jobs
 from lexshard.loadtest.bench.synthetic.random_model import DEMO, write_random_model
+from tests.support.bench_options import parsed
 from tests.support.tiny_models import save_tiny
 
 MEASURED = ("throughput", "TTFT", "TPOT", "decoding")
@@ -107,9 +108,7 @@ def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
         "print('chatter')\n"
         "print(json.dumps({'versions': {}, 'cases': runs}))\n"
     )
-    workers = [
-        Worker(name, (sys.executable, "-c", script, name, str(log)), {}) for name in ("a", "b")
-    ]
+    workers = [program(name, sys.executable, "-c", script, name, str(log)) for name in "ab"]
     task = {"cases": [[{"prompt_ids": [1, 2], "output_tokens": 3}]], "repeats": 2}
     reports = list(alternate(workers, [task, task]))
     assert log.read_text() == "abba"  # who begins changes
@@ -117,7 +116,7 @@ def test_worker_processes_take_turns_and_report_json(tmp_path: Path) -> None:
 
 
 def test_a_failing_worker_process_shows_its_last_words() -> None:
-    worker = Worker("peer", (sys.executable, "-c", "raise SystemExit('no such model')"), {})
+    worker = program("peer", sys.executable, "-c", "raise SystemExit('no such model')")
     with pytest.raises(RuntimeError, match=r"(?s)peer process failed.*no such model"):
         list(alternate([worker], [{}]))
 
@@ -125,10 +124,7 @@ def test_a_failing_worker_process_shows_its_last_words() -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def parse(*options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    engine_options.add_arguments(parser)
-    return parser.parse_args(options)
+parse = partial(parsed, engine_options.add_arguments)
 
 
 @pytest.fixture

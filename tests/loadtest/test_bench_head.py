@@ -3,8 +3,8 @@ certified tokens are compared with canonical ones."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from lexshard.loadtest.bench.synthetic.heads import (
     synthetic_head,
     synthetic_hidden,
 )
+from tests.support.bench_options import parsed
 
 # -- synthetic heads ------------------------------------------------------------------------------
 
@@ -64,12 +65,7 @@ def test_certified_tokens_are_those_of_all_canonical_logits(
 # -- the command ----------------------------------------------------------------------------------
 
 
-def parse(*options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    head_options.add_arguments(parser)
-    return parser.parse_args(options)
-
-
+parse = partial(parsed, head_options.add_arguments)
 SMALL = ("-V", "1024", "-d", "128", "--batch", "1,3", "--runs", "2")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from lexshard.loadtest.bench import rest as bench
 from lexshard.loadtest.bench.record import Report
 from lexshard.loadtest.bench.rest import RestRun, record
-from lexshard.loadtest.bench.servers.command import asked_servers, our_server
+from lexshard.loadtest.bench.servers.command import ServerCommand, asked_servers, our_server
 from lexshard.loadtest.bench.servers.processes import (
     ENDED,
     ProcessUsage,
@@ -28,6 +27,7 @@ from lexshard.loadtest.bench.servers.processes import (
 )
 from lexshard.loadtest.bench.servers.running import running
 from lexshard.serve_app.cli import main
+from tests.support.bench_options import parsed
 from tests.support.paths import ROOT
 
 MIB = 1 << 20
@@ -132,10 +132,8 @@ def test_every_process_has_a_role_that_can_be_read(line: str, role: str) -> None
     assert role_in_words(line.split(), "kthread") == role
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return parser.parse_args(words)
+def asked(*words: str) -> list[ServerCommand]:
+    return asked_servers(parsed(bench.add_arguments, *words))
 
 
 def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
@@ -144,12 +142,12 @@ def test_ours_is_what_make_serve_starts_unless_options_say_otherwise() -> None:
     assert our_server(["--shards", "2"]).command[4:-2] == ("--shards", "2", *demo)
     assert our_server(["--model=x"]).command[4:-2] == ("--model=x",)
     assert our_server(["--config", "f.yaml"]).command[4:-2] == ("--config", "f.yaml")
-    (ours,) = asked_servers(parsed("--quick", "--", "--model", "x", "--samplers", "2"))
+    (ours,) = asked("--quick", "--", "--model", "x", "--samplers", "2")
     assert ours.at(81)[4:] == ("--model", "x", "--samplers", "2", "--port", "81")
 
 
 def test_others_are_given_by_command_lines_with_a_port() -> None:
-    _, a = asked_servers(parsed("--against", "a=env X=1 sleep 'a b' {port}"))
+    _, a = asked("--against", "a=env X=1 sleep 'a b' {port}")
     assert (a.name, a.at(7)) == ("a", ("env", "X=1", "sleep", "a b", "7"))
 
 
@@ -177,7 +175,7 @@ def test_options_of_whoever_measures_are_not_the_servers(monkeypatch: pytest.Mon
     monkeypatch.setenv("LEXSHARD_HOME", "/home")
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/compiled")
-    ours, other = asked_servers(parsed("--against", "a=sleep {port}"))
+    ours, other = asked("--against", "a=sleep {port}")
     for server in (ours, other):
         assert not {"LEXSHARD_THREADS", "NUMBA_CACHE_DIR"} & server.whole_environment().keys()
     assert ours.whole_environment()["LEXSHARD_HOME"] == "/home"
@@ -192,7 +190,7 @@ def test_another_server_is_measured_by_its_command_line_and_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    _, other = asked_servers(parsed("--against", f"tiny={ENDPOINT}"))
+    _, other = asked("--against", f"tiny={ENDPOINT}")
     run = bench.rest_once(other, seconds=0.3, settle=0.0, seed=3)
     (used,) = run.used
     assert used.role == "tests.support.scripted_endpoint"

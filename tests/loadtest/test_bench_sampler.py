@@ -3,13 +3,13 @@ same steps and draws the same tokens, and ratios are of neighbouring runs."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,7 @@ from lexshard.loadtest.bench.synthetic.logits import (
     SamplerWorkload,
     synthetic_pool,
 )
+from tests.support.bench_options import parsed
 
 VOCABULARY = 3000
 SAMPLED = [name for name, setting in SETTINGS.items() if not setting.greedy]
@@ -138,12 +139,7 @@ def test_every_side_takes_every_step_once_and_wrong_tokens_are_counted(
 # -- the command ----------------------------------------------------------------------------------
 
 
-def parse(*options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(options)
-
-
+parse = partial(parsed, add_arguments)
 SMALL = ("-V", "1000,1500", "--batch", "1,3", "--runs", "2", "--history", "20")
 EACH = 2 * 2  # vocabularies and batches
 

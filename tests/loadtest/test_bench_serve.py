@@ -89,18 +89,9 @@ def test_the_command_loads_endpoints_by_turns_and_writes_everything(
     quick, slow = EndpointScript(), EndpointScript(first_seconds=0.06, gap_seconds=0.006)
     path = tmp_path / "load.json"
     with scripted_endpoint(quick) as ours, scripted_endpoint(slow) as theirs:
-        command = ["bench", "serve", "--against", f"ours={ours}", "--against"]
-        command += [
-            f"theirs={theirs}/v1",
-            "--rate",
-            "20,40",
-            "--requests",
-            "8",
-            "--prompt-tokens",
-            "30",
-            "--warm-up",
-            "1",
-        ]
+        command = ["bench", "serve", "--against", f"ours={ours}"]
+        command += ["--against", f"theirs={theirs}/v1"]
+        command += ["--rate", "20,40", "--requests", "8", "--prompt-tokens", "30", "--warm-up", "1"]
         command += ["--output-tokens", "5", "--goodput", "ttft:45", "e2el:2000", *PATIENT]
         assert main([*command, "--json", str(path)]) == 0
     printed = capsys.readouterr().out
@@ -176,14 +167,8 @@ def test_a_real_server_answers_everything_and_a_page_shows_it(tmp_path: Path) ->
     path, page = tmp_path / "load.json", tmp_path / "load.html"
     with running_server(tmp_path) as server:
         command = ["bench", "serve", "--against", server.url, "--rate", "4", "--requests", "24"]
-        command += [
-            "--arrivals",
-            "gamma",
-            "--burstiness",
-            "0.5",
-            "--trace",
-            "mooncake-conversation",
-        ]
+        command += ["--arrivals", "gamma", "--burstiness", "0.5"]
+        command += ["--trace", "mooncake-conversation"]
         command += ["--length-scale", "0.02", "--max-output-tokens", "24", *PATIENT]
         assert main([*command, "--json", str(path), "--html", str(page)]) == 0
     report = json.loads(path.read_text())

@@ -3,7 +3,6 @@ said."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -25,12 +24,7 @@ from lexshard.loadtest.bench.shards import (
     step_of,
 )
 from lexshard.loadtest.bench.synthetic.head_workload import HeadWorkload, synthetic_workload
-
-
-def parsed(options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(options.split())
+from tests.support.bench_options import parsed
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +38,7 @@ def test_real_processes_say_what_one_says_and_every_figure_is_written(
 ) -> None:
     path = tmp_path / "shards.json"
     options = f"-V 700 -d 64 --shards 2,3 --batch 1,4 --runs 2 --json {path}"
-    assert shards.run(parsed(options)) == 0
+    assert shards.run(parsed(add_arguments, *options.split())) == 0
     written = json.loads(path.read_text(encoding="utf-8"))
     measured = [each for each in written["results"] if "need" in each["case"]]
     seen = {(each["case"]["shards"], each["case"]["need"]) for each in measured}

@@ -31,6 +31,8 @@ PRINTED = [
     (0.5, "lexshard serve: 3 of 65 options set\n"),
     (0.75, "[  0.0 s] starting the engine\n"),
     (2.0, "[  1.2 s] not ready: the engine is starting\n"),
+    (2.25, "[  0.9 s] engine: compiling kernels, 1 of 80, once on this machine\n"),
+    (2.375, "[  1.0 s] engine: compiling kernels, 9 of 80, once on this machine\n"),
     (2.5, "[  1.1 s] engine: loading the weights\n"),
     (3.0, "[  1.9 s] engine: preparing the head: index\n"),
     (5.0, "lexshard is ready\n"),
@@ -42,7 +44,8 @@ def test_phases_add_up_to_the_first_token() -> None:
     found = phases(PRINTED, healthy=5.25, first_token=6.0)
     assert found == {
         BEFORE: 0.75,
-        "starting the engine": 1.75,
+        "starting the engine": 1.5,
+        "engine: compiling kernels": 0.25,
         "engine: loading the weights": 0.5,
         "engine: preparing the head: index": 2.0,
         LAST: 1.0,

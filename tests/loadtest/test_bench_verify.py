@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lexshard.kernels.noise import gumbel_row
 from lexshard.kernels.verify import Verdict
 from lexshard.kernels.verify.reference import log_softmax
 from lexshard.loadtest.bench import verify
@@ -25,6 +25,7 @@ from lexshard.loadtest.bench.contenders.verify import (
 )
 from lexshard.loadtest.bench.options.verify import AGREEMENTS, LIMITS, add_arguments
 from lexshard.loadtest.bench.synthetic.drafts import SEQUENCES, VerifyStep, steps_of
+from tests.support.bench_options import parsed
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 20])
@@ -61,6 +62,14 @@ def test_ours_are_the_reference_and_errors_are_counted(steps: list[VerifyStep]) 
 
     wrong = Wrong(steps)
     assert verify.compare_with_reference({EXACT: ours, "wrong": wrong}, steps, 3) == (3, 6)
+
+
+def test_the_token_after_all_drafts_is_drawn_by_ours_too() -> None:
+    some = steps_of(300, 3, 4, "same", 7)[0]
+    tokens = OwnVerify([some]).decide(0).tokens.reshape(4, 4)
+    assert tokens[:, :3].tolist() == some.rows.drafts.reshape(4, 3).tolist()
+    noise = [gumbel_row(key, 3, 300) for key in range(4)]
+    assert tokens[:, 3].tolist() == (np.float64(some.logits[3::4]) + noise).argmax(1).tolist()
 
 
 def test_all_contenders_accept_at_the_rate_of_the_law() -> None:
@@ -119,11 +128,9 @@ def test_peak_memory_is_what_a_call_takes_for_a_moment() -> None:
 def test_the_command_prints_and_writes_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     file = tmp_path / "verify.json"
     options = "-V 500 --gamma 1,2 --batch 1,4 --runs 2 --json"
-    assert verify.run(parser.parse_args([*options.split(), str(file)])) == 0
+    assert verify.run(parsed(add_arguments, *options.split(), str(file))) == 0
     printed = capsys.readouterr().out
     for words in ("read once", "transformers", "total variation error", "40 of 40"):
         assert words in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from lexshard.loadtest.bench.options.vllm_plugin import add_arguments
 class StandInProcess:
     """Steps of so many milliseconds; the greedy texts of every second request differ."""
 
-    def __init__(self, milliseconds: float, shift: int) -> None:
+    def __init__(self, milliseconds: float, shift: int, counts: str = "9 rows certified") -> None:
+        self.versions = {"vllm": "0"}
         self.asked: list[dict[str, Any]] = []
+        self._counts = counts
         self._seconds = milliseconds / 1e3
         self._shift = shift
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        if "counts" in command:
+            return {"counts": self._counts}
         self.asked.append(command)
         texts = [
             [ids[0] + (place % 2) * self._shift] for place, ids in enumerate(command["prompts"])
@@ -51,6 +56,17 @@ def test_both_get_the_same_requests_and_neighbouring_runs_are_compared(
     assert [each.ratio for each in report.ratios] == pytest.approx([1.5, 1.5])
     same = [each.median for each in report.results if each.case["measure"] == vllm_plugin.SAME.name]
     assert same == [50.0]
+    assert report.as_json()["versions"][vllm_plugin.COUNTS] == "9 rows certified"
+
+
+@pytest.mark.parametrize("counts", ["None", "0 rows certified; 8 left to vLLM: no float16"])
+def test_vllm_beside_itself_is_an_error(
+    counts: str, arguments: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    process = nullcontext(StandInProcess(2.0, 0, counts))
+    monkeypatch.setattr(vllm_plugin, "started", lambda *_: process)
+    assert vllm_plugin.run(arguments) == 1
+    assert f"certified nothing ({counts})" in capfd.readouterr().err
 
 
 def test_parameters_are_those_of_the_setting_that_vllm_does_not_have_anyway() -> None:

@@ -97,6 +97,15 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
     assert told["good share"] == pytest.approx(1 / 3)
 
 
+def test_a_server_that_dies_keeps_no_goodput() -> None:
+    """Four requests a second for 25 seconds, of which it answers those of the first five."""
+    sent = [number / 4 for number in range(100)]
+    lives = [RequestTimeline(at, at, at + 0.1, (at + 0.1,), 9, 1) for at in sent[:20]]
+    refused = [RequestTimeline(at, at, at, (), 9, 0, "gone") for at in sent[20:]]
+    told = found(replace(RUN, requests=(*lives, *refused)), objective("ttft:200"))
+    assert (told["goodput"], told["requests/s"]) == pytest.approx((0.8, 0.8), rel=0.02)
+
+
 spans = st.lists(st.tuples(st.floats(0, 10), st.floats(0.001, 5)), min_size=1, max_size=30)
 
 

@@ -15,9 +15,9 @@ import pytest
 from lexshard.loadtest.bench.load.figures import Objective
 from lexshard.loadtest.bench.load.load_report import LoadReport
 from lexshard.loadtest.bench.load.timeline import LoadRun, RequestTimeline
-from lexshard.loadtest.report.figures import FIGURES
+from lexshard.loadtest.report.figures import FIGURES, Figure
 from lexshard.loadtest.report.overview import write_overview
-from lexshard.serve_app.cli import main
+from lexshard.serve_app.cli import main, parser_of
 from tests.support.paths import ROOT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -135,6 +135,13 @@ def test_the_overview_has_a_figure_of_every_result_and_says_what_is_missing(
     assert main(["report", "--results", str(empty), "--out", str(out)]) == 1
     assert main(["report", "--results", str(tmp_path / "no"), "--out", str(out)]) == 1
     assert "name files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("figure", [each for each in FIGURES if each.command], ids=lambda f: f.name)
+def test_the_command_of_a_figure_is_one_that_there_is(figure: Figure) -> None:
+    command = figure.command.split()
+    words = 2 if command[1] == "bench" else 1
+    parser_of(tuple(command[1 : words + 1])).parse_args(command[words + 1 :])
 
 
 def test_a_result_without_values_makes_a_missing_figure(tmp_path: Path) -> None:

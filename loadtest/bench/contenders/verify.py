@@ -12,10 +12,13 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
+from lexshard.actors.states.row_table import RowTable
 from lexshard.kernels.blocks import BLOCK
+from lexshard.kernels.decision import block_maxima, decide_dense
 from lexshard.kernels.prefetch import LINE, prefetch
 from lexshard.kernels.verify import Verdict, reference, verify
 from lexshard.loadtest.bench.synthetic.drafts import VerifyStep
+from lexshard.loadtest.bench.synthetic.head_workload import draw_from_all
 
 EXACT, SIGMOID = "exact", "sigmoid"
 TRANSFORMERS, TORCH, READ = "transformers", "torch softmax", "read once"
@@ -40,29 +43,45 @@ class VerifyContender(Protocol):
 
 
 class OwnVerify:
-    """Ours: `kernels.verify`, exactly or by sigmoids with limits."""
+    """Ours: `kernels.verify`, exactly or by sigmoids with limits, and a draw from every row behind
+    all drafts, as the engine asks for it. Verdicts are of all rows of the target [N (gamma + 1)].
+    """
 
     def __init__(
         self, steps: Sequence[VerifyStep], limits: tuple[float, float] | None = None
     ) -> None:
         self._steps = steps
-        self._targets = [step.tested_logits for step in steps]
+        self._targets = [step.target for step in steps]
+        self._asked = [RowTable.of(step.last_needs) for step in steps]
         self._limits = limits
 
     def decide(self, number: int) -> Verdict:
-        step = self._steps[number]
-        return verify(
-            self._targets[number], step.rows, proposals=step.proposals, sigmoid=self._limits
-        )
+        step, asked = self._steps[number], self._asked[number]
+        tested, last = self._targets[number]
+        verdict = verify(tested, step.rows, proposals=step.proposals, sigmoid=self._limits)
+        drawn = decide_dense(last, block_maxima(last), asked.controls, asked.flat).tokens
+        return _with_last(verdict, drawn, last.shape[1])
 
     def by_reference(self, step: VerifyStep) -> Verdict:
-        """What the plain reference decides."""
-        return reference.verify(step.tested_logits, step.rows, step.proposals, self._limits)
+        """What the plain reference decides, and draws from all logits."""
+        tested, last = step.target
+        verdict = reference.verify(tested, step.rows, step.proposals, self._limits)
+        return _with_last(verdict, draw_from_all(last, step.last_needs), last.shape[1])
 
     def output(self, answer: Verdict, step: VerifyStep) -> VerifyOutput:
-        stands = (answer.tokens == step.rows.drafts).reshape(step.batch, -1)
+        tested = answer.tokens.reshape(step.batch, -1)[:, :-1]
+        stands = tested == step.rows.drafts.reshape(step.batch, -1)
         accepted = stands.cumprod(axis=1).sum(axis=1)
         return VerifyOutput(accepted, 4.0 * float(answer.logits_read.sum()))
+
+
+def _with_last(verdict: Verdict, drawn: npt.NDArray[np.int64], size: int) -> Verdict:
+    """With the tokens ``drawn`` [N] behind all drafts, of whose rows every logit was read."""
+    read = np.full_like(drawn, size)
+    parts = ((verdict.tokens, drawn), (verdict.logits_read, read))
+    return Verdict(
+        *(np.column_stack([each.reshape(len(last), -1), last]).ravel() for each, last in parts)
+    )
 
 
 class TorchVerify:

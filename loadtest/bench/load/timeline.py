@@ -82,8 +82,11 @@ class LoadRun:
 
     @property
     def seconds(self) -> float:
-        """From the beginning to the end of the last answer; of the last failure, without any."""
-        return max(each.ended for each in self.answered or self.requests)
+        """From the beginning to the last sending or the end of the last answer, which is later: a
+        time-out at the end does not count, a server that answers no more does. Without any answer
+        to the end of the last failure."""
+        ends = [each.ended for each in self.answered or self.requests]
+        return max(*ends, *(each.sent for each in self.requests))
 
     def as_json(self) -> dict[str, Any]:
         """Times are rounded to 10 microseconds."""

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -57,51 +57,74 @@ def vllm_environment(python: Path, cores: Sequence[int], threads: int) -> dict[s
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Worker:
-    """A program that takes a task file as its last argument and prints one JSON line: versions and,
-    for every case of the task, its runs."""
+    """Runs a task in a fresh process: versions and, for every case of the task, its runs. Raises
+    RuntimeError with the end of its error output where the process fails."""
 
     name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    run: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def program(name: str, *command: str) -> Worker:
+    """One that takes a task file as its last argument and prints one line of JSON."""
+
+    def run(task: Mapping[str, Any]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "task.json"
+            path.write_text(json.dumps(task), encoding="utf-8")
+            finished = subprocess.run([*command, str(path)], capture_output=True, text=True)
+        if finished.returncode:
+            raise RuntimeError(f"the {name} process failed:\n{finished.stderr[-_SHOWN:]}")
+        told: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+        return told
+
+    return Worker(name, run)
 
 
 def lexshard_worker() -> Worker:
-    return Worker("lexshard", (sys.executable, "-m", "lexshard.loadtest.bench.peers.own_engine"))
+    return program("lexshard", sys.executable, "-m", "lexshard.loadtest.bench.peers.own_engine")
 
 
 def vllm_worker(python: Path, cores: Sequence[int], threads: int) -> Worker:
-    """Raises as `vllm_environment` does."""
-    command = (str(python), str(HERE / "vllm_worker.py"))
-    return Worker("vllm", command, vllm_environment(python, cores, threads))
+    """Compilation stays on and prefix caching is off; one run of every case warms up. Raises as
+    `vllm_environment` does."""
+    environment = vllm_environment(python, cores, threads)
+
+    def run(task: Mapping[str, Any]) -> dict[str, Any]:
+        draft = {
+            "method": "draft_model",
+            "model": task["draft"],
+            "num_speculative_tokens": task["draft_tokens"],
+        }
+        load = {
+            "model": task["model"],
+            "speculative_config": None if task["draft"] is None else draft,
+            "dtype": task["dtype"],
+            "enable_prefix_caching": False,
+            "max_model_len": task["max_model_len"],
+            "max_num_seqs": max(map(len, task["cases"])),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+        }
+        cases = []
+        with VllmProcess(python, "vllm_steps.py", environment) as process:
+            process.ask({"load": load})
+            for case in task["cases"]:
+                lengths = [{"temperature": 0.0, "max_tokens": job["output_tokens"]} for job in case]
+                prompts = [job["prompt_ids"] for job in case]
+                asked = {"prompts": prompts, "parameters": lengths, "moments": True}
+                cases.append([process.ask(asked) for _ in range(task["repeats"] + 1)][1:])
+            return {"versions": process.versions, "cases": cases}
+
+    return Worker("vllm", run)
 
 
 def alternate(
     workers: Sequence[Worker], tasks: Sequence[Mapping[str, Any]]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yields for every task what each worker printed, each in a fresh process.
-
-    Raises RuntimeError with the end of its error output if a worker fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "task.json"
-        for number, task in enumerate(tasks):
-            path.write_text(json.dumps(task), encoding="utf-8")
-            turn = -1 if number % 2 else 1  # who goes first
-            yield [_run(worker, path) for worker in workers[::turn]][::turn]
-
-
-def _run(worker: Worker, path: Path) -> dict[str, Any]:
-    finished = subprocess.run(
-        [*worker.command, str(path)],
-        env={**os.environ, **worker.environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if finished.returncode:
-        raise RuntimeError(f"the {worker.name} process failed:\n{finished.stderr[-_SHOWN:]}")
-    told: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return told
+    """Yields for every task what each worker told. Raises as they do."""
+    for number, task in enumerate(tasks):
+        turn = -1 if number % 2 else 1  # who goes first
+        yield [worker.run(task) for worker in workers[::turn]][::turn]
 
 
 # -- its sampler, step by step --------------------------------------------------------------------

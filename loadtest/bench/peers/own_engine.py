@@ -3,7 +3,7 @@
     python -m lexshard.loadtest.bench.peers.own_engine FILE
 
 runs the task in the file in a process of its own, to take turns with a peer that needs one, and
-prints one JSON line, in the format of ``vllm_worker.py``.
+prints one JSON line, as `peers.beside_vllm.Worker` has it.
 """
 
 from __future__ import annotations

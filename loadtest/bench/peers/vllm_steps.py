@@ -1,12 +1,14 @@
 """vLLM's engine in a process of its own, step by step, with or without the plugin.
 
 Reads lines of JSON, and answers each with one: first ``{"load": {...}}`` with arguments of ``LLM``,
-then batches. An environment variable says whether the plugin is on. Imports nothing of lexshard:
-what has the plugin in it is vLLM.
+then batches, in this one process (faster for it on one core than its own second one). An
+environment variable says whether the plugin is on. Imports nothing of lexshard: what has the plugin
+in it is vLLM.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import sys
@@ -14,18 +16,17 @@ import time
 from typing import Any
 
 
-def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
-    """Seconds of each step in which every request got a token and none its first, and the tokens.
+def requests_of(asked: dict[str, Any], turn: int) -> list[tuple[str, Any, Any]]:
+    """What ``add_request`` takes of each: a name that ends with its place, prompt and parameters.
 
     ``prompts`` are token ids, ``parameters`` those of ``SamplingParams``, of each or of all.
     """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import (
-        StructuredOutputsParams,
-    )
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     prompts, parameters = asked["prompts"], asked["parameters"]
+    found = []
     if isinstance(parameters, dict):
         parameters = [parameters] * len(prompts)
     for place, (ids, own) in enumerate(zip(prompts, parameters, strict=True)):
@@ -34,11 +35,39 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
             own["structured_outputs"] = StructuredOutputsParams(**own["structured_outputs"])
         if "logit_bias" in own:  # whose keys JSON has made text
             own["logit_bias"] = {int(i): value for i, value in own["logit_bias"].items()}
-        settings = SamplingParams(**own)
-        engine.add_request(f"{turn}-{place}", TokensPrompt(prompt_token_ids=ids), settings)
+        if "moments" in asked:
+            own["output_kind"] = RequestOutputKind.DELTA
+        prompt = TokensPrompt(prompt_token_ids=ids)
+        found.append((f"{turn}-{place}", prompt, SamplingParams(**own)))
+    return found
+
+
+def moments(engine: Any, requests: list[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """The tokens of each request and when each came, in seconds since the first was submitted."""
+    token_ids: list[list[int]] = [[] for _ in requests]
+    token_seconds: list[list[float]] = [[] for _ in requests]
+    started = time.perf_counter()
+    for request in requests:
+        engine.add_request(*request)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        now = time.perf_counter() - started
+        for output in outputs:
+            place = int(output.request_id.split("-")[1])
+            new = list(output.outputs[0].token_ids)
+            token_ids[place].extend(new)
+            token_seconds[place].extend([now] * len(new))
+    wall = time.perf_counter() - started
+    return {"wall_seconds": wall, "token_ids": token_ids, "token_seconds": token_seconds}
+
+
+def batch(engine: Any, requests: list[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Seconds of each step in which every request got a token, none its first; and the tokens."""
+    for request in requests:
+        engine.add_request(*request)
     seconds: list[float] = []
     outputs: dict[int, Any] = {}
-    have = dict.fromkeys(range(len(prompts)), 0)
+    have = dict.fromkeys(range(len(requests)), 0)
     while engine.has_unfinished_requests():
         started = time.perf_counter()
         told = engine.step()
@@ -47,7 +76,7 @@ def batch(engine: Any, asked: dict[str, Any], turn: int) -> dict[str, Any]:
             outputs[int(each.request_id.split("-")[1])] = each.outputs[0]
         now = {place: len(each.token_ids) for place, each in outputs.items()}
         grown = [have[place] and now[place] > have[place] for place in now]
-        if len(now) == len(prompts) and all(grown):
+        if len(now) == len(requests) and all(grown):
             seconds.append(taken)
         have.update(now)
     answers = [outputs[place] for place in sorted(outputs)]
@@ -93,13 +122,16 @@ def main() -> None:
             from vllm import LLM
 
             engine = LLM(**asked["load"]).llm_engine
+            gc.collect()
+            gc.freeze()  # no step pays for walking what was loaded
             tell({})
         elif "counts" in asked:
             told = engine.collective_rpc(counts)
             tell({"counts": " / ".join(dict.fromkeys(map(str, told)))})  # of ranks alike, once
         else:
             turn += 1
-            tell(batch(engine, asked, turn))
+            answer = moments if "moments" in asked else batch
+            tell(answer(engine, requests_of(asked, turn)))
 
 
 if __name__ == "__main__":

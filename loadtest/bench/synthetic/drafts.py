@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from lexshard.actors.states.need import Need
 from lexshard.kernels.noise import gumbel_row
 from lexshard.kernels.verify import DenseProposals, DraftedRows
 from lexshard.loadtest.bench.options.verify import AGREEMENTS
+from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS
 from lexshard.loadtest.bench.synthetic.logits import synthetic_rows
 
 SEQUENCES = 16  # of a run, however many are verified at a time: steps of one, or one of sixteen
@@ -36,11 +38,19 @@ class VerifyStep:
         return DenseProposals(self.proposed, np.ones(len(self.proposed)))
 
     @property
-    def tested_logits(self) -> Rows:
-        """The target's rows that test a draft [N gamma, V]."""
+    def target(self) -> tuple[Rows, Rows]:
+        """The target's rows that test a draft [N gamma, V], and those behind all drafts [N, V]."""
         size = self.logits.shape[1]
-        rows = self.logits.reshape(self.batch, -1, size)[:, :-1]
-        return np.ascontiguousarray(rows.reshape(-1, size))
+        rows = self.logits.reshape(self.batch, -1, size)
+        tested = rows[:, :-1].reshape(-1, size)
+        return np.ascontiguousarray(tested), np.ascontiguousarray(rows[:, -1])
+
+    @property
+    def last_needs(self) -> list[Need]:
+        """What the rows behind all drafts ask [N]: a draw with the noise of their sequence."""
+        gumbel = SAMPLING_METHODS["gumbel"]
+        keys = self.rows.key[:: self.gamma].tolist()
+        return [replace(gumbel, key=key, position=self.gamma) for key in keys]
 
     @property
     def input_bytes(self) -> int:
