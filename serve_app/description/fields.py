@@ -118,7 +118,7 @@ TRANSLATED_MEANINGS: dict[str, dict[str, str]] = {
         "previous_response_id": "goes on after a response that was kept, and those before it",
         "store": "keep the response for a day, among the last that were asked for (so unless "
         "false)",
-        "tools": "of the types function and custom: the client runs them",
+        "tools": "of the types function, custom and namespace: the client runs them",
         "tool_choice": "none, auto, required, one tool, or allowed_tools",
         "parallel_tool_calls": "false: at most one call in a reply",
         "text": "`format`: text, json_object or json_schema",
@@ -129,11 +129,11 @@ TRANSLATED_MEANINGS: dict[str, dict[str, str]] = {
         "max_output_tokens": TOKENS_AT_MOST,
         "top_logprobs": "log-probabilities of the text: how many of the likeliest",
         "metadata": "told again in the response",
-        "max_tool_calls": IGNORED,
+        **dict.fromkeys(("max_tool_calls", "client_metadata", "access_programs"), IGNORED),
         **dict.fromkeys(
             (
                 *("background", "conversation", "prompt", "context_management"),
-                *("moderation", "image", "access_programs"),
+                *("moderation", "image"),
             ),
             ABSENT,
         ),
@@ -143,11 +143,11 @@ TRANSLATED_MEANINGS: dict[str, dict[str, str]] = {
         "system": "text, or blocks of it",
         "tools": "with an `input_schema`: the client runs them",
         "tool_choice": "auto, any, tool or none, and `disable_parallel_tool_use`",
-        "thinking": "enabled or disabled, where the template reads that",
+        "thinking": "enabled or disabled, where the template reads that; others leave it to it",
         "output_config": "`effort` of thinking, where the template reads that; a `format`",
         "max_tokens": TOKENS_AT_MOST,
         "stop_sequences": "texts that end an answer",
-        **dict.fromkeys(("cache_control", "speed", "inference_geo"), IGNORED),
+        **dict.fromkeys(("cache_control", "speed", "inference_geo", "diagnostics"), IGNORED),
         **dict.fromkeys(("context_management", "mcp_servers", "container", "thread"), ABSENT),
     },
 }

@@ -8,15 +8,17 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import ConfigDict, Field
 
-from lexshard.actors.receipts.stop_rule import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from lexshard.actors.receipts.stop_rule import MAX_STOP_STRINGS
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
     HELLO,
     MAX_MESSAGES,
     AtLeastOne,
+    Ignored,
     NotImplementedField,
     RequestName,
     SeedNumber,
+    StopString,
     StrictModel,
     shown_as,
     told_as,
@@ -37,7 +39,7 @@ System = str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] |
 class ThinkingOptions(StrictModel):
     """``budget_tokens`` is of ``enabled``."""
 
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: AtLeastOne | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -95,11 +97,7 @@ class MessagesRequest(PromptFields):
     max_tokens: AtLeastOne
     stream: bool | None = None
     stop_sequences: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
-            Field(fail_fast=True, max_length=MAX_STOP_STRINGS),
-        ]
-        | None
+        Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None
     ) = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
@@ -113,6 +111,7 @@ class MessagesRequest(PromptFields):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
+    diagnostics: Ignored = None
 
     container: Annotated[Any, NotImplementedField()] = None
     thread: Annotated[Any, NotImplementedField()] = None

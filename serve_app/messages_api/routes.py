@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,12 @@ from lexshard.serve_app.over_chat.chat_body import ChatBody
 from lexshard.serve_app.over_chat.reading import check_depth, in_own_terms, read_at
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+# Context, prompt and completion, in what a chat is told, and as Claude Code reads them.
+LENGTHS = re.compile(r"length is (\d+) tokens.*\((\d+) in the \w+, (\d+) in the completion\)")
+TOO_MUCH = (
+    r"input length and `max_tokens` exceed context limit: \2 + \3 > \1, decrease input length or "
+    "`max_tokens` and try again"
+)
 
 
 async def create_message(call: HttpCall) -> ASGIApp:
@@ -68,7 +75,11 @@ async def count_tokens(call: HttpCall) -> Response:
 
 
 def _in_own_terms(error: ApiError, chat: ChatBody) -> ApiError:
-    told = in_own_terms(error, OWN_NAMES, chat.places)
-    if told.code == CONTEXT_LENGTH_EXCEEDED:  # clients shorten when they read this beginning
-        told.message = f"prompt is too long: {told.message}"
+    told = in_own_terms(error, OWN_NAMES, chat)
+    if told.code == CONTEXT_LENGTH_EXCEEDED:
+        found = LENGTHS.search(told.message)
+        if found and int(found[2]) < int(found[1]):
+            told.message = found.expand(TOO_MUCH)
+        else:  # clients shorten when they read this beginning
+            told.message = f"prompt is too long: {told.message}"
     return told

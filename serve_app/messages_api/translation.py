@@ -28,6 +28,7 @@ from lexshard.serve_app.over_chat.chat_body import (
     ChatMessages,
     Reads,
     given,
+    text_parts,
     thinking_fields,
 )
 from lexshard.serve_app.over_chat.reading import Piece
@@ -46,7 +47,7 @@ SAME = ("temperature", "top_p", "top_k", "seed", "priority", "request_id", "rece
 # What may be in a reply; what was redacted says nothing that a model could read.
 OF_REPLIES = ("text", "thinking", "redacted_thinking", "tool_use")
 # Whether the model thinks, by the type of `ThinkingOptions`; it decides where that is None.
-THINKS = {"enabled": True, "adaptive": None, "disabled": False}
+THINKS = {"enabled": True, "adaptive": None, "between_tools": None, "disabled": False}
 
 
 class MessagesTurn(StrictModel):
@@ -57,16 +58,8 @@ class MessagesTurn(StrictModel):
 
 
 class Turns(ChatMessages):
-    """Those that turns of a conversation make up. The user's that follow each other are one, and so
-    are the assistant's, as with Anthropic: many chat templates want turns to alternate."""
-
-    def add(self, message: dict[str, Any], place: str) -> None:
-        last: dict[str, Any] = self.messages[-1] if self.messages else {"role": ""}
-        if not message["role"] == last["role"] == "user":
-            super().add(message, place)
-            return
-        last["content"] = _parts(last["content"])
-        last["content"] += _parts(message["content"])
+    """Those that turns of a conversation make up. The assistant's that follow each other are one,
+    too, as with Anthropic."""
 
     def read(self, messages: Piece) -> None:
         """Adds what messages say: results of tools are messages of their own.
@@ -141,14 +134,17 @@ class Turns(ChatMessages):
         self.add(message, block.place)
 
 
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
 def _blocks(message: Piece) -> Iterator[Piece]:
     """Those that it says; a text is one."""
     content = message.part("content")
-    return Piece(_parts(content.value), content.place).entries("blocks")
+    return Piece(text_parts(content.value), content.place).entries("blocks")
+
+
+def _unbilled(text: str) -> str:
+    """Without Claude Code's first line, in which each request has another number: no prefix would
+    be found in the cache."""
+    billed = text.startswith("x-anthropic-billing-header:")
+    return text.partition("\n")[2].lstrip("\n") if billed else text
 
 
 def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
@@ -160,7 +156,7 @@ def prompt_body(asked: PromptFields, reads: Reads) -> ChatBody:
     """
     turns = Turns()
     texts = [] if asked.system is None else read_texts(Piece(asked.system, "system"))
-    if text := "\n".join(texts):
+    if text := "\n".join(filter(None, map(_unbilled, texts))):
         turns.add({"role": "system", "content": text}, "system")
     turns.read(Piece(asked.messages, "messages"))
     if not turns.messages:

@@ -29,6 +29,7 @@ from lexshard.serve_app.openai.protocol import (
     NOT_IMPLEMENTED,
     AtLeastOne,
     GenerationFields,
+    Ignored,
     NotImplementedField,
     StrictModel,
     TokenizeFields,
@@ -52,21 +53,30 @@ THOUGHTS = ("reasoning", "reasoning_content")
 STRICT: ConfigDict = ConfigDict(extra="forbid", strict=True)
 
 
-def _check_part(part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise PydanticCustomError("part", "must be of type 'text': this model reads text only")
-    return part
+class RefusalPart(StrictModel):
+    type: Literal["refusal"]
+    refusal: str
 
 
 class TextPart(StrictModel):
     type: Literal["text"]
     text: str
+    # Prefixes are cached always.
+    prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
 
 
-TextParts = Annotated[
-    list[Annotated[TextPart, BeforeValidator(_check_part, json_schema_input_type=TextPart)]],
-    Field(fail_fast=True, min_length=1),
-]
+def _check_part(part: Any) -> Any:
+    """What was refused is a text, too."""
+    if isinstance(part, dict) and part.get("type") == "refusal":
+        return {**part, "type": "text", "text": part.get("refusal"), "refusal": None}
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise PydanticCustomError("part", "must be of type 'text': this model reads text only")
+    return part
+
+
+_PART = BeforeValidator(_check_part, json_schema_input_type=TextPart | RefusalPart)
+TextParts = Annotated[list[Annotated[TextPart, _PART]], Field(fail_fast=True, min_length=1)]
 
 
 def _text_or_parts(content: Any, read: ValidatorFunctionWrapHandler) -> Any:

@@ -23,16 +23,19 @@ def given(model: BaseModel, names: Iterable[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatBody:
-    """``places`` are those of its messages in the client's own body, by their numbers."""
+    """``places`` are those of its messages in the client's own body, by their numbers, ``tools``
+    those of its tools."""
 
     fields: dict[str, Any]
     places: dict[int, str]
+    tools: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class ChatMessages:
     """Chat messages as they are read, where each is in the client's own body, by its number, and
-    the ids of the calls of tools in them."""
+    the ids of the calls of tools in them. Those of the user that follow each other are one, and so
+    are the instructions before all others: many chat templates want turns to alternate."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     places: dict[int, str] = field(default_factory=dict)
@@ -40,8 +43,27 @@ class ChatMessages:
 
     def add(self, message: dict[str, Any], place: str) -> None:
         """One more, which is at ``place``."""
+        last: dict[str, Any] = self.messages[-1] if self.messages else {"role": ""}
+        roles = {last["role"], message["role"]}
+        leads = len(self.messages) == 1 and roles <= {"system", "developer"}
+        if roles == {"user"} or leads:
+            add_content(last, message["content"])
+            last["role"] = "system" if leads else "user"
+            return
         self.places[len(self.messages)] = place
         self.messages.append(message)
+
+
+def add_content(message: dict[str, Any], content: str | list[dict[str, str]]) -> None:
+    """What ``message`` says besides what it says already."""
+    said = message["content"]
+    message["content"] = content if said is None else text_parts(said)
+    if said is not None:
+        message["content"] += text_parts(content)
+
+
+def text_parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def thinking_fields(reads: Reads, effort: str | None, on: bool | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lexshard.serve_app.openai.errors import (
     unknown_parameter,
 )
 from lexshard.serve_app.openai.protocol import NOT_IMPLEMENTED, WRONG_TYPE, Model
+from lexshard.serve_app.over_chat.chat_body import ChatBody
 
 
 def read_at(model: type[Model], value: Any, place: str = "") -> Model:
@@ -116,18 +117,18 @@ _MESSAGE = re.compile(r"\bmessages(?:\.|\[)(\d+)\]?")
 _TOOL = re.compile(r"\btools\.(\d+)\.(?:function|custom)")
 
 
-def in_own_terms(
-    error: ApiError, names: Mapping[str, str], places: Mapping[int, str] | None = None
-) -> ApiError:
-    """What is wrong with a chat body, told of the body that it was made of. ``names`` of fields by
-    those of a chat body, of fields of tools with a dot before them; ``places`` of its messages by
-    their numbers."""
+def in_own_terms(error: ApiError, names: Mapping[str, str], body: ChatBody) -> ApiError:
+    """What is wrong with a chat ``body``, told of the body that it was made of. ``names`` of fields
+    by those of a chat body, of fields of tools with a dot before them."""
 
-    def place(match: re.Match[str]) -> str:
-        return (places or {}).get(int(match[1]), match[0])
+    def message_place(match: re.Match[str]) -> str:
+        return body.places.get(int(match[1]), match[0])
+
+    def tool_place(match: re.Match[str]) -> str:
+        return body.tools.get(int(match[1]), f"tools[{match[1]}]")
 
     def renamed(text: str) -> str:
-        text = _TOOL.sub(r"tools[\1]", _MESSAGE.sub(place, text))
+        text = _TOOL.sub(tool_place, _MESSAGE.sub(message_place, text))
         for chat_name, own in names.items():
             before = r"(?<=\])" if chat_name.startswith(".") else r"(?<![\w.\]])"
             text = re.sub(rf"{before}{re.escape(chat_name)}(?![\w(])", own, text)

@@ -7,26 +7,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from lexshard.serve_app.openai.chat_fields import RefusalPart
 from lexshard.serve_app.openai.errors import bad_request, shortened
 from lexshard.serve_app.openai.protocol import (
     MAX_MESSAGES,
+    Ignored,
     NotImplementedField,
     StrictModel,
     read_object,
 )
-from lexshard.serve_app.over_chat.chat_body import ChatMessages
+from lexshard.serve_app.over_chat.chat_body import ChatMessages, add_content
 from lexshard.serve_app.over_chat.reading import Piece, inside
-from lexshard.serve_app.responses.writer import new_id
+from lexshard.serve_app.responses.protocol import flat_name
+from lexshard.serve_app.responses.writer import ITEM_PREFIXES, new_id
 from lexshard.serve_app.tools.offer import ToolName
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemFields(StrictModel):
-    """What any item may have of those that a reply had; it changes nothing."""
+    """What any item may have that a reply had, or that Codex says of it; it changes nothing."""
 
     id: str | None = None
     status: Status | None = None
+    internal_chat_message_metadata_passthrough: Ignored = None
     caller: Annotated[Any, NotImplementedField({"type": "direct"})] = None
 
 
@@ -44,7 +48,7 @@ class FunctionCallItem(ItemFields):
     call_id: Annotated[str, Field(min_length=1)]
     name: ToolName
     arguments: str
-    namespace: Annotated[Any, NotImplementedField()] = None
+    namespace: ToolName | None = None
 
 
 class CustomCallItem(ItemFields):
@@ -52,7 +56,7 @@ class CustomCallItem(ItemFields):
     call_id: Annotated[str, Field(min_length=1)]
     name: ToolName
     input: str
-    namespace: Annotated[Any, NotImplementedField()] = None
+    namespace: ToolName | None = None
 
 
 class CallOutputItem(ItemFields):
@@ -62,7 +66,7 @@ class CallOutputItem(ItemFields):
     call_id: Annotated[str, Field(min_length=1)]
     output: Any
     name: str | None = None
-    namespace: Annotated[Any, NotImplementedField()] = None
+    namespace: str | None = None
 
 
 class ReasoningText(StrictModel):
@@ -90,11 +94,7 @@ class InputText(StrictModel):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-
-
-class InputRefusal(StrictModel):
-    type: Literal["refusal"]
-    refusal: str
+    prompt_cache_breakpoint: Ignored = None
 
 
 KINDS = (
@@ -128,20 +128,20 @@ class Conversation(ChatMessages):
             case "reasoning":
                 thought = item.read(ReasoningInput).text
                 if thought:
-                    self._open_reply(item.place, "content", "reasoning")["reasoning"] = thought
+                    self._open_reply(item.place).setdefault("reasoning", []).append(thought)
             case "function_call":
                 call = item.read(FunctionCallItem)
                 if self._is_cut(call):
                     return
                 if call.arguments.strip():  # none at all are an empty object
                     read_object(call.arguments, inside(item.place, "arguments"))
-                function = {"name": call.name, "arguments": call.arguments}
-                self._call(item, call.call_id, {"type": "function", "function": function})
+                told = {"name": flat_name(call.namespace, call.name), "arguments": call.arguments}
+                self._call(item, call.call_id, {"type": "function", "function": told})
             case "custom_tool_call":
                 custom = item.read(CustomCallItem)
                 if self._is_cut(custom):
                     return
-                told = {"name": custom.name, "input": custom.input}
+                told = {"name": flat_name(custom.namespace, custom.name), "input": custom.input}
                 self._call(item, custom.call_id, {"type": "custom", "custom": told})
             case "item_reference":
                 item.kind((), "send the item itself, or 'previous_response_id'")
@@ -159,7 +159,7 @@ class Conversation(ChatMessages):
     def _read_message(self, item: Piece) -> None:
         message, parts = item.read(MessageItem), read_parts(item.part("content"))
         if message.role == "assistant":
-            self._open_reply(item.place, "content")["content"] = "".join(parts)
+            add_content(self._open_reply(item.place), "".join(parts))
         elif isinstance(message.content, str):
             self.add({"role": message.role, "content": message.content}, item.place)
         else:
@@ -177,12 +177,10 @@ class Conversation(ChatMessages):
         message.setdefault("tool_calls", []).append({"id": call_id, **call})
         self.calls.add(call_id)
 
-    def _open_reply(self, place: str, *new: str) -> dict[str, Any]:
-        """The assistant's message that goes on, or a new one where that has one of the fields
-        ``new``, or a call of a tool before them."""
+    def _open_reply(self, place: str) -> dict[str, Any]:
+        """The assistant's message that goes on, or a new one. Its reasoning is a list."""
         last = self.messages[-1] if self.messages else {"role": ""}
-        taken = [name for name in new if last.get(name) is not None]
-        if last["role"] != "assistant" or taken or (new and "tool_calls" in last):
+        if last["role"] != "assistant":
             last = {"role": "assistant", "content": None}
             self.add(last, place)
         return last
@@ -205,18 +203,8 @@ def read_parts(content: Piece) -> list[str]:
 def _read_part(part: Piece) -> str:
     known = ("refusal", "input_text", "output_text", "text")
     if part.kind(known, "this model reads text only") == "refusal":
-        return part.read(InputRefusal).refusal
+        return part.read(RefusalPart).refusal
     return part.read(InputText).text
-
-
-ITEM_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-}
 
 
 def kept_item(item: dict[str, Any]) -> dict[str, Any]:

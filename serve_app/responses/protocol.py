@@ -11,6 +11,7 @@ from lexshard.serve_app.openai.protocol import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
     AtLeastOne,
+    Ignored,
     NotImplementedField,
     RequestName,
     SeedNumber,
@@ -35,6 +36,7 @@ Included = Literal[
     "code_interpreter_call.outputs",
 ]
 Items = str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 TOOL_CHOICE_SCHEMA: Final = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -48,6 +50,8 @@ class ReasoningOptions(StrictModel):
     # There are no summaries: the reasoning itself is told.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Annotated[Any, NotImplementedField("auto")] = None
+    mode: Annotated[Any, NotImplementedField("standard")] = None
 
 
 class TextOptions(StrictModel):
@@ -59,6 +63,7 @@ class TextOptions(StrictModel):
 
 class ResponsesStreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, NotImplementedField(False)] = None
+    reasoning_summary_delivery: Ignored = None  # there are no summaries
 
 
 class ResponsesRequest(StrictModel):
@@ -74,9 +79,7 @@ class ResponsesRequest(StrictModel):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = (
-        None
-    )
+    tools: Tools | None = None
     tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -101,10 +104,7 @@ class ResponsesRequest(StrictModel):
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: (
         Annotated[
-            dict[
-                Annotated[str, Field(max_length=64)],
-                Annotated[str, Field(max_length=512)],
-            ],
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=MAX_METADATA),
         ]
         | None
@@ -118,6 +118,8 @@ class ResponsesRequest(StrictModel):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: AtLeastOne | None = None
+    client_metadata: Ignored = None
+    access_programs: Ignored = None
 
     background: Annotated[Any, NotImplementedField(False)] = None
     conversation: Annotated[Any, NotImplementedField()] = None
@@ -125,4 +127,15 @@ class ResponsesRequest(StrictModel):
     context_management: Annotated[Any, NotImplementedField([])] = None
     moderation: Annotated[Any, NotImplementedField()] = None
     image: Annotated[Any, NotImplementedField()] = None
-    access_programs: Annotated[Any, NotImplementedField()] = None
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """What models know a tool in a namespace by, as with vLLM."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def tool_spaces(tools: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Namespace and name of tools in one, by what models know them by."""
+    spaces = (tool for tool in tools if tool["type"] == "namespace")
+    pairs = ((space["name"], each["name"]) for space in spaces for each in space["tools"])
+    return {flat_name(*pair): pair for pair in pairs}

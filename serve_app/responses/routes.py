@@ -62,7 +62,7 @@ async def create_response(call: HttpCall) -> ASGIApp:
     try:
         return await chat_reply(call, asked.chat.fields, writer, stream=asked.stream)
     except ApiError as error:
-        raise in_own_terms(error, OWN_NAMES, asked.chat.places) from error
+        raise in_own_terms(error, OWN_NAMES, asked.chat) from error
 
 
 async def _asked(call: HttpCall) -> AskedResponse:

@@ -257,8 +257,9 @@ class ResponseStore:
         return next(iter(self._read(owner, [link[0] for link in links])), None)
 
     def _delete(self, owner: str, response_id: str) -> int:
-        query = "DELETE FROM responses WHERE owner = ? AND id = ?"
-        return self._connection().execute(query, (owner, response_id)).rowcount
+        query = "DELETE FROM responses WHERE owner = ? AND id = ? AND used >= ?"
+        oldest = self._clock() - self._limits.age_seconds
+        return self._connection().execute(query, (owner, response_id, oldest)).rowcount
 
     def _chain(self, owner: str, response_id: str) -> list[StoredResponse]:
         """None at all where one of them is not kept."""

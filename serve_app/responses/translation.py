@@ -3,6 +3,7 @@ tools, the choice of one, and the format of text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,10 +19,10 @@ from lexshard.serve_app.over_chat.chat_body import (
 )
 from lexshard.serve_app.over_chat.reading import Piece, read_at
 from lexshard.serve_app.responses.items import Conversation
-from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest
+from lexshard.serve_app.responses.protocol import LOGPROBS, ResponsesRequest, Tools, flat_name
 from lexshard.serve_app.tools.offer import MAX_TOOLS, CustomGrammar, FunctionDefinition, ToolName
 
-NO_SERVER_TOOLS = "this server runs no tools; there are function and custom"
+NO_SERVER_TOOLS = "this server runs no tools; there are function, custom and namespace"
 
 
 class ToolFields(StrictModel):
@@ -39,6 +40,13 @@ class CustomFields(ToolFields):
     description: str | None = None
     type: Literal["custom"]
     format: dict[str, Any] | None = None
+
+
+class NamespaceFields(StrictModel):
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = None  # changes nothing
+    tools: Tools
 
 
 class GrammarFields(CustomGrammar):
@@ -65,27 +73,41 @@ class JsonSchemaFields(StrictModel):
     strict: bool | None = None
 
 
-def chat_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as those of a chat completion.
+def chat_tools(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Tools as those of a chat completion, and where each is in the client's own body.
 
     Raises:
         ApiError: 400 naming the place of what is wrong, or of a tool that the server would run.
     """
-    return list(map(_chat_tool, Piece(tools, "tools").entries()))
+    each = list(_each_tool(Piece(tools, "tools")))
+    if len(each) > MAX_TOOLS:
+        raise bad_request(f"'tools' holds {len(each)} tools, more than {MAX_TOOLS}", "tools")
+    places = {number: tool.place for number, (tool, _) in enumerate(each)}
+    return [_chat_tool(*one) for one in each], places
 
 
-def _chat_tool(tool: Piece) -> dict[str, Any]:
+def _each_tool(tools: Piece) -> Iterator[tuple[Piece, str | None]]:
+    """Those that a client runs, each with the namespace that it is in. Not `web_search`, which
+    Codex sends unasked and vLLM leaves out, too."""
+    for tool in tools.entries():
+        kind = tool.kind(("function", "custom", "namespace", "web_search"), NO_SERVER_TOOLS)
+        if kind == "namespace":
+            name = tool.read(NamespaceFields).name
+            yield from ((each, name) for each in tool.part("tools").entries())
+        elif kind != "web_search":
+            yield tool, None
+
+
+def _chat_tool(tool: Piece, namespace: str | None) -> dict[str, Any]:
     kind = tool.kind(("function", "custom"), NO_SERVER_TOOLS)
     if kind == "function":
-        return {
-            "type": kind,
-            kind: given(tool.read(FunctionFields), FunctionDefinition.model_fields),
-        }
-    custom = tool.read(CustomFields)
-    told = given(custom, ("name", "description"))
-    if custom.format is not None:
-        told["format"] = _custom_format(tool.part("format"))
-    return {"type": kind, kind: told}
+        told = given(tool.read(FunctionFields), FunctionDefinition.model_fields)
+    else:
+        custom = tool.read(CustomFields)
+        told = given(custom, ("name", "description"))
+        if custom.format is not None:
+            told["format"] = _custom_format(tool.part("format"))
+    return {"type": kind, kind: told | {"name": flat_name(namespace, told["name"])}}
 
 
 def _custom_format(form: Piece) -> dict[str, Any]:
@@ -154,19 +176,8 @@ OWN_NAMES = {
 }
 # Told to the model as they are.
 SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "priority",
-    "request_id",
-    "receipt",
-    "parallel_tool_calls",
+    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "priority", "request_id", "receipt", "parallel_tool_calls"),
     "user",
 )
 
@@ -198,6 +209,9 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
     conversation.read(input_items(asked), "input")
     if not conversation.messages:
         raise bad_request("'input' must not be empty", "input")
+    for message in conversation.messages:
+        if "reasoning" in message:
+            message["reasoning"] = "\n".join(message["reasoning"])
     body = {**given(asked, SAME), "messages": conversation.messages}
     if asked.max_output_tokens is not None:
         body["max_completion_tokens"] = asked.max_output_tokens
@@ -211,7 +225,7 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
         body.setdefault("chat_template_kwargs", {}).update(asked.chat_template_kwargs)
     if asked.text is not None and asked.text.format is not None:
         body["response_format"] = response_format(asked.text.format)
-    tools = chat_tools(asked.tools or [])
+    tools, tool_places = chat_tools(asked.tools or [])
     if tools:
         body["tools"] = tools
     if asked.tool_choice is not None:
@@ -219,4 +233,4 @@ def chat_body(asked: ResponsesRequest, earlier: list[dict[str, Any]], reads: Rea
         if choice == "required" and not tools:
             raise bad_request("'tool_choice' is required, but there are no tools", "tool_choice")
         body["tool_choice"] = choice
-    return ChatBody(body, conversation.places)
+    return ChatBody(body, conversation.places, tool_places)

@@ -10,12 +10,20 @@ from typing import Any
 from lexshard.serve_app.openai.chat import ChatWriter
 from lexshard.serve_app.openai.errors import ApiError
 from lexshard.serve_app.over_chat.parts import Event, PartsWriter, ReplyPart
-from lexshard.serve_app.responses.protocol import ResponsesRequest
+from lexshard.serve_app.responses.protocol import ResponsesRequest, tool_spaces
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 # What a response that fails in its stream is told by.
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-ITEM_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+ITEM_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+ITEM_TYPES = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
 
 
 def new_id(prefix: str) -> str:
@@ -32,7 +40,11 @@ class ResponsesWriter(PartsWriter):
         self._ids: list[str] = []  # of the items, by their numbers
         self._events = 0
         self._keep = keep
+        self._spaces = tool_spaces(response["tools"])
         self._response = response | self.notes
+        if any(tool["type"] == "web_search" for tool in response["tools"]):
+            told = "'web_search' was left out of 'tools': this server runs none"
+            self._response["constraint_notes"] = [told, *chat.notes]
 
     def begun(self) -> list[Event]:
         return [
@@ -65,7 +77,7 @@ class ResponsesWriter(PartsWriter):
         return [self._event("response.failed", response=self._response)]
 
     def part_begun(self, part: ReplyPart) -> list[Event]:
-        self._ids.append(new_id("ctc" if part.custom else ITEM_PREFIXES[part.kind]))
+        self._ids.append(new_id(ITEM_PREFIXES[_type(part)]))
         item = self._item(part, "in_progress")
         added = self._event("response.output_item.added", output_index=part.index, item=item)
         if part.kind == "call":
@@ -85,7 +97,8 @@ class ResponsesWriter(PartsWriter):
         if part.kind == "text":
             told["logprobs"] = part.logprobs
         elif part.kind == "call":
-            told = {"input": text} if part.custom else {"name": part.name, "arguments": text}
+            name = self._called(part)["name"]
+            told = {"input": text} if part.custom else {"name": name, "arguments": text}
         events = [self._event(f"response.{_field(part)}.done", **place, **told)]
         if part.kind != "call":
             whole = _content(part, text, part.logprobs)
@@ -124,18 +137,26 @@ class ResponsesWriter(PartsWriter):
         begins = status == "in_progress"
         item: dict[str, Any] = {"id": self._ids[part.index]}
         if part.kind == "call":
-            called = {"call_id": part.call_id, "name": part.name}
-            text = "" if begins else part.text
-            kind, field = "function_call", "arguments"
-            if part.custom:
-                kind, field = "custom_tool_call", "input"
-            return {**item, "status": status, "type": kind, **called, field: text}
+            called = {"call_id": part.call_id, **self._called(part)}
+            called["input" if part.custom else "arguments"] = "" if begins else part.text
+            return {**item, "status": status, "type": _type(part), **called}
         content = [] if begins else [_content(part, part.text, part.logprobs)]
         if part.kind == "text":
             item |= {"status": status, "type": "message", "role": "assistant"}
             return {**item, "content": content}
         item |= {"type": "reasoning", "summary": [], "content": content}
         return {**item, "encrypted_content": None, "status": status}
+
+    def _called(self, part: ReplyPart) -> dict[str, str]:
+        """The name that the client has for a tool, and its namespace where it is in one."""
+        if part.name not in self._spaces:
+            return {"name": part.name}
+        namespace, name = self._spaces[part.name]
+        return {"namespace": namespace, "name": name}
+
+
+def _type(part: ReplyPart) -> str:
+    return "custom_tool_call" if part.custom else ITEM_TYPES[part.kind]
 
 
 def _content(part: ReplyPart, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from lexshard.serve_app.structured.schemas import (
     check_held,
     json_grammar,
     unheld_notes,
+    unheld_places,
 )
 
 ANY_OBJECT: Schema = {"type": "object"}
@@ -160,7 +161,7 @@ def _json(
     schema = _object(schema, field)
     made = json_grammar(schema, style, strict=strict, field=field)
     if strict:
-        check_held(schema, field)
+        check_held(unheld_places(schema), field)
     return Constraint({"json_schema": made}, field, (schema,), unheld_notes([schema]))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -92,6 +93,11 @@ def _left_out(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
     pattern = part.get("pattern")
     if isinstance(pattern, str) and _LOOKS_AROUND.search(pattern):
         yield "pattern", "it looks around"
+    named, required = part.get("properties"), part.get("required")
+    required = required if isinstance(required, list) else []
+    optional = isinstance(named, dict) and any(name not in required for name in named)
+    if part.get("minProperties") and optional and part.get("additionalProperties") is not False:
+        yield "minProperties", "it would count names that 'properties' has not"
     fractions = "number" in str(part.get("type", "number"))
     for name in ("const", "enum", *_BOUNDS):
         value = part.get(name)
@@ -124,20 +130,26 @@ def _is_inexact(value: Any) -> bool:
 
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema in a schema that grammars are made from, with its JSON Pointer: itself, those
-    inside, and those it refers to, each once."""
-    waiting: list[tuple[str, Any]] = [("#", schema)]
-    met: set[int] = set()
-    while waiting:
-        pointer, part = waiting.pop()
-        if not isinstance(part, dict) or id(part) in met:
-            continue
-        met.add(id(part))
-        yield pointer, part
-        reference = part.get("$ref")
-        if isinstance(reference, str):
-            waiting.append((reference, _resolved(schema, reference)))
-        inside = list(_inside(part))
-        waiting += [(f"{pointer}/{step}", each) for step, each in reversed(inside)]
+    inside, and those it refers to, each once; all definitions where it refers to any by a name."""
+    for maps in (_MAPS, (*_MAPS, "$defs", "definitions")):
+        waiting: list[tuple[str, Any]] = [("#", schema)]
+        met: dict[int, tuple[str, dict[str, Any]]] = {}
+        by_name = False
+        while waiting:
+            pointer, part = waiting.pop()
+            if not isinstance(part, dict) or id(part) in met:
+                continue
+            met[id(part)] = pointer, part
+            by_name |= "$id" in part and part is not schema  # references in it begin there
+            reference = part.get("$ref")
+            if isinstance(reference, str):
+                waiting.append((reference, resolved(schema, reference)))
+                by_name |= waiting[-1][1] is None
+            inside = list(_inside(part, maps))
+            waiting += [(f"{pointer}/{step}", each) for step, each in reversed(inside)]
+        if not by_name:
+            break
+    yield from met.values()
 
 
 def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
@@ -153,13 +165,12 @@ def unheld_places(schema: dict[str, Any]) -> Iterator[str]:
             yield f"'minProperties' at '{shortened(pointer)}/minProperties' (a name may come twice)"
 
 
-def check_held(schema: dict[str, Any], field: str) -> None:
+def check_held(unheld: Iterator[str], field: str) -> None:
     """Raises:
-    ApiError: 400 naming ``field`` for a strict schema of which `unheld_places` finds something.
+    ApiError: 400 naming ``field`` for a strict schema of which anything is ``unheld``.
     """
-    unheld = next(unheld_places(schema), None)
-    if unheld is not None:
-        raise bad_request(f"'{field}': {not_held(unheld)}", field)
+    for each in unheld:
+        raise bad_request(f"'{field}': {not_held(each)}", field)
 
 
 def unheld_notes(schemas: Iterable[dict[str, Any]]) -> tuple[str, ...]:
@@ -167,26 +178,28 @@ def unheld_notes(schemas: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(left_to_model(each) for schema in schemas for each in unheld_places(schema))
 
 
-def _inside(part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _inside(part: dict[str, Any], maps: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for keyword, value in part.items():
-        if keyword in _MAPS and isinstance(value, dict):
-            yield from ((f"{keyword}/{_escaped(name)}", each) for name, each in value.items())
+        if keyword in maps and isinstance(value, dict):
+            yield from ((f"{keyword}/{escaped(name)}", each) for name, each in value.items())
         elif keyword in (*_LISTS, *_SINGLE) and isinstance(value, list):
             yield from ((f"{keyword}/{i}", each) for i, each in enumerate(value))
         elif keyword in _SINGLE:
             yield keyword, value
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """As a step of a JSON Pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _resolved(schema: dict[str, Any], reference: str) -> Any:
-    """What a reference inside ``schema`` means, None where it means nothing there."""
-    value: Any = schema
-    if not reference.startswith("#"):
+def resolved(schema: dict[str, Any], reference: str) -> Any:
+    """What a JSON Pointer inside ``schema`` means, None where that is nothing, or it is none."""
+    pointer = _from_root(schema, reference)
+    if pointer[:2] not in ("#", "#/"):
         return None
-    for step in reference[1:].split("/")[1:]:
+    value: Any = schema
+    for step in unquote(pointer).split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(value, list) and name.isascii() and name.isdecimal() and len(name) < 7:
             index = int(name)
@@ -194,3 +207,24 @@ def _resolved(schema: dict[str, Any], reference: str) -> Any:
         else:
             value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def _from_root(schema: dict[str, Any], reference: str) -> str:
+    """A reference without the name that ``schema`` has itself."""
+    own = schema["$id"] if isinstance(schema.get("$id"), str) else ""
+    name, _, fragment = reference.partition("#")
+    return f"#{fragment}" if name == own.partition("#")[0] else reference
+
+
+def under_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Definitions of which `root` is ``schema``, changed so that references in it stay in it."""
+    for _, part in parts(schema):
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            part["$ref"] = in_root(_from_root(schema, reference))
+    return {"root": {name: value for name, value in schema.items() if name != "$id"}}
+
+
+def in_root(reference: str) -> str:
+    """A reference inside a schema, from around the definitions that `under_root` makes of it."""
+    return f"#/$defs/root{reference[1:]}" if reference[:2] in ("#", "#/") else reference

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import orjson
 from pydantic_core import from_json
 
+from lexshard.serve_app.openai.errors import shortened
+from lexshard.serve_app.structured.schemas import resolved
 from lexshard.serve_app.tools.families import ToolFamily
 from lexshard.serve_app.tools.offer import INPUT, OfferedTool
 from lexshard.serve_app.tools.text_buffer import MalformedCallError, Reading, TextBuffer
@@ -22,6 +24,13 @@ _UNTIL_BRACKET = re.compile(r"[^>\n]*")
 # Models write either, whatever they were shown.
 _ARGUMENT_KEYS = frozenset(("arguments", "parameters"))
 _OTHER_KEYS = frozenset(("id", "type"))
+# What schemas say of all arguments together.
+_OF_ALL = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "const", "enum", "$dynamicRef", "$recursiveRef"),
+    *("minProperties", "maxProperties", "propertyNames", "patternProperties", "dependencies"),
+    *("dependentRequired", "dependentSchemas", "unevaluatedProperties"),
+)
+_NAMING = {*_OF_ALL, "properties", "required", "additionalProperties"}
 
 
 class CallPiece(msgspec.Struct, frozen=True):
@@ -228,7 +237,7 @@ class CallReader:
 
     def _xml_key(self, tool: OfferedTool) -> Reading[str]:
         """Reads the bracket behind it, too. Names on offer may have some of their own."""
-        properties = tool.parameters.get("properties")
+        properties = naming(tool.parameters)[1].get("properties")
         for key in properties if isinstance(properties, dict) else ():
             plain = _UNTIL_BRACKET.fullmatch(key)
             if not plain and (yield from self._buffer.take(f"{key}>")):
@@ -262,16 +271,42 @@ class CallReader:
         self._argument(_json(text)[1:-1])
 
 
-def is_text(parameters: Mapping[str, Any], key: str) -> bool:
+def naming(parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The schema that names the arguments, which others may refer to, with its JSON Pointer."""
+    place, schema = "#", parameters
+    for _ in range(16):  # references may go round
+        reference = str(schema.get("$ref"))
+        found = resolved(parameters, reference)
+        if schema.keys() & _NAMING or not isinstance(found, dict):
+            break
+        place, schema = reference, found
+    return place, schema
+
+
+def is_text(parameters: dict[str, Any], key: str) -> bool:
     """Whether the argument ``key`` is written as it is, not as JSON: a string, by its schema, or
     anything where that says nothing."""
-    properties = parameters.get("properties")
+    properties = naming(parameters)[1].get("properties")
     schema = properties.get(key) if isinstance(properties, dict) else None
     if not isinstance(schema, dict):
         return True
     return schema.get("type") == "string" or not schema.keys() & {
         *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
     }
+
+
+def unheld_apart(parameters: dict[str, Any]) -> Iterator[str]:
+    """What no grammar of one argument after the other holds, as `unheld_places` tells it."""
+    place, schema = naming(parameters)
+    names, required = schema.get("properties"), schema.get("required")
+    named = [*names] if isinstance(names, dict) else []
+    unheld = [each for each in ("$ref", *_OF_ALL) if each in schema]
+    if isinstance(required, list) and any(name not in named for name in required):
+        unheld.append("required")
+    if not named and schema.get("additionalProperties") not in (None, True, False, {}):
+        unheld.append("additionalProperties")
+    for each in unheld:
+        yield f"'{each}' at '{shortened(place)}/{each}' (arguments are written one by one)"
 
 
 def _json(text: str) -> str:

@@ -9,24 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import quote
 
 import orjson
 
 from lexshard.serve_app.structured.schemas import (
     OPTIONS,
     JsonStyle,
+    escaped,
+    in_root,
     json_grammar,
     parts,
     schema_bytes,
+    under_root,
 )
-from lexshard.serve_app.tools.calls import INPUT_CLOSING, INPUT_OPENING, is_text
+from lexshard.serve_app.tools.calls import INPUT_CLOSING, INPUT_OPENING, is_text, naming
 from lexshard.serve_app.tools.families import ReplyFormat, ToolFamily
 from lexshard.serve_app.tools.offer import INPUT, Offer, OfferedTool
 
 _STYLE = JsonStyle()
 # What says nothing about which JSON fits, and is most of what clients send.
 _ANNOTATIONS = ("title", "description", "default", "examples", "$comment")
-_DEFINITIONS = ("$defs", "definitions")  # which references mean from the root on
 _PARAMETER_END = "\n</parameter>\n"
 
 
@@ -206,11 +209,11 @@ class _ReplyGrammar:
         arguments = json_grammar(self._schema(tool), _STYLE, strict=tool.strict, field=place)
         del arguments[OPTIONS]  # those of all of it are below
         schema = {
-            **{name: arguments.pop(name) for name in _DEFINITIONS if name in arguments},
+            "$defs": under_root(arguments),
             "type": "object",
             "properties": {
                 family.name_key: {"const": tool.name},
-                family.arguments_key: arguments,
+                family.arguments_key: {"$ref": in_root("#")},
             },
             "required": [family.name_key, family.arguments_key],
             "additionalProperties": False,
@@ -257,32 +260,36 @@ class _ReplyGrammar:
 
     def _xml(self, tool: OfferedTool) -> str:
         schema = self._schema(tool)
+        place, named = naming(schema)
         head, tail = quoted(f"<function={tool.name}>\n"), quoted("</function>")
-        properties = schema.get("properties")
+        properties = named.get("properties")
         if not isinstance(properties, dict) or not properties:
             # Any arguments, as texts, unless there must be none.
-            none = schema.get("additionalProperties") is False
+            none = named.get("additionalProperties") is False
             name = f'"<parameter=" /[^<>\\n]+/ ">\\n" {self._text()}'
             return f"{head} {'' if none else f'({name})*'} {tail}"
-        required = schema.get("required")
+        required = named.get("required")
         required = required if isinstance(required, list) else []
-        shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+        shared = under_root(schema)
         items = []
         for key, part in properties.items():
             if tool.lark is not None and key == INPUT:
                 value = f"{self._lark(tool.lark)} {quoted(_PARAMETER_END)}"
             else:
-                value = self._xml_value(tool, key, part, shared)
+                whole = in_root(f"{place}/properties/{quote(escaped(key))}")
+                value = self._xml_value(tool, key, part, {"$ref": whole, "$defs": shared})
             item = f"{quoted(f'<parameter={key}>' + chr(10))} {value}"
             items.append(item if key in required else f"({item})?")
         return f"{head} {' '.join(items)} {tail}"
 
-    def _xml_value(self, tool: OfferedTool, key: str, part: Any, shared: dict[str, Any]) -> str:
+    def _xml_value(self, tool: OfferedTool, key: str, part: Any, whole: dict[str, Any]) -> str:
+        """``whole`` is the schema ``part`` of an argument with all that it may refer to."""
         part = part if isinstance(part, dict) else {}
         choices = [part["const"]] if "const" in part else part.get("enum")
         if not is_text(tool.parameters, key):
+            refers = any("$ref" in each for _, each in parts(part))
             rule = f"value_{len(self._call_lines)}_{self._count}"
-            self._call_lines.append(f"{rule}: {self._json(tool, {**shared, **part})}")
+            self._call_lines.append(f"{rule}: {self._json(tool, whole if refers else part)}")
             return f"{rule} {quoted(_PARAMETER_END)}"
         if isinstance(choices, list) and choices and all(isinstance(each, str) for each in choices):
             return f"({' | '.join(map(quoted, choices))}) {quoted(_PARAMETER_END)}"

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from lexshard.serve_app.openai.errors import bad_request, shortened
-from lexshard.serve_app.openai.protocol import StrictModel
+from lexshard.serve_app.openai.protocol import Ignored, StrictModel
 
 MAX_TOOLS = 512
 MAX_GRAMMAR_CHARACTERS = 65_536
@@ -78,6 +78,7 @@ class ToolDefinition(TypedPart):
     type: Kind
     function: FunctionDefinition | None = None
     custom: CustomDefinition | None = None
+    cache_control: Ignored = None
 
 
 class ToolReference(StrictModel):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lexshard.serve_app.http_call import HttpCall
 from lexshard.serve_app.openai.errors import bad_request
 from lexshard.serve_app.structured.applying import checked
 from lexshard.serve_app.structured.constraint import Constraint, RefusedGrammarError, left_to_model
-from lexshard.serve_app.structured.schemas import check_held, unheld_notes
+from lexshard.serve_app.structured.schemas import check_held, unheld_places
+from lexshard.serve_app.tools.calls import unheld_apart
 from lexshard.serve_app.tools.families import ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, calls_grammar, reply_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
@@ -83,11 +84,16 @@ class ReplyPlan:
         """What the grammars of tools leave to the model and do not tell by themselves."""
         for tool in self._callable.values():
             if tool.strict and not tool.custom:
-                check_held(tool.parameters, f"{tool.place}.parameters")
-        others = [tool.parameters for tool in self._callable.values() if not tool.strict]
+                check_held(self._unheld(tool), f"{tool.place}.parameters")
+        others = [tool for tool in self._callable.values() if not tool.strict]
         if self._loose and others:
             return [left_to_model("what is in 'parameters' of tools without 'strict'")]
-        return [*unheld_notes(others)]
+        return [left_to_model(each) for tool in others for each in self._unheld(tool)]
+
+    def _unheld(self, tool: OfferedTool) -> Iterator[str]:
+        yield from unheld_places(tool.parameters)
+        if self._format.tools is not None and self._format.tools.body == "xml":
+            yield from unheld_apart(tool.parameters)
 
     async def relax(self, call: HttpCall, error: RefusedGrammarError) -> None:
         """Holds replies to less from now on, after ``error`` of their grammar: to the arguments of

@@ -4,6 +4,7 @@ do as well."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,8 +76,15 @@ def test_errors_have_the_shape_of_the_protocol() -> None:
     *kind, message = refused(messages=[{"role": "user", "content": "x" * 99_999}])
     assert (*kind,) == invalid
     assert message.startswith("prompt is too long: ")
-    *kind, message = refused(max_tokens=99_999)
+    *kind, message = refused(max_tokens=99_999)  # Claude Code reads the numbers
     assert (*kind,) == invalid
+    assert re.fullmatch(
+        r"input length and `max_tokens` exceed context limit: \d+ \+ 99999 > 4096, "
+        "decrease input length or `max_tokens` and try again",
+        message,
+    )
+    message = refused(messages=[{"role": "user", "content": "x" * 4097}])[2]
+    assert message.startswith("prompt is too long: ")
     assert refused(model="other")[:2] == (404, "not_found_error")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lexshard.serve_app.messages_api.protocol import MessagesRequest
 from lexshard.serve_app.messages_api.translation import OWN_NAMES, message_body
 from lexshard.serve_app.openai.errors import ApiError, bad_request
-from lexshard.serve_app.over_chat.chat_body import Reads, thinking_fields
+from lexshard.serve_app.over_chat.chat_body import ChatBody, Reads, thinking_fields
 from lexshard.serve_app.over_chat.reading import in_own_terms, read_at
 
 USE = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
@@ -49,6 +49,16 @@ def test_system_and_messages_are_a_conversation() -> None:
     assert told == [{"role": "system", "content": "x\nx"}, {"role": "user", "content": texts}]
 
 
+def test_what_claude_code_counts_by_is_no_part_of_the_prompt() -> None:
+    """Its hash is another one with each request: no prefix would be found in the cache."""
+    for number in ("00000", "fa690"):
+        line = f"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={number};"
+        for system in ([{"type": "text", "text": line}, TEXT], f"{line}\n\nx"):
+            told = translated(HELLO, system=system)["messages"]
+            assert told == [{"role": "system", "content": "x"}, HELLO]
+        assert translated(HELLO, system=line)["messages"] == [HELLO]
+
+
 def test_a_reply_with_thinking_and_calls_and_their_results() -> None:
     thinking = {"type": "thinking", "thinking": "Hm", "signature": "unsigned"}
     redacted = {"type": "redacted_thinking", "data": "?"}
@@ -75,18 +85,9 @@ def test_a_reply_with_thinking_and_calls_and_their_results() -> None:
 
 def test_what_a_chat_completion_refuses_of_a_tool_is_told_of_its_schema() -> None:
     error = bad_request("'tools.0.function.parameters' is wrong", "tools.0.function.parameters")
-    told = in_own_terms(error, OWN_NAMES)
+    told = in_own_terms(error, OWN_NAMES, ChatBody({}, {}))
     assert told.parameter == "tools[0].input_schema"
     assert told.message == "'tools[0].input_schema' is wrong"
-
-
-def test_turns_of_the_user_that_follow_each_other_are_one() -> None:
-    told = translated(HELLO, user(TEXT), HELLO, assistant(USE), user(RESULT), user(TEXT), HELLO)
-    texts = [{"type": "text", "text": text} for text in ("Hi", "x", "Hi")]
-    first, _, result, last = told["messages"]
-    assert first == {"role": "user", "content": texts}
-    assert result["role"] == "tool"
-    assert last == {"role": "user", "content": texts[1:]}
 
 
 def test_turns_of_the_assistant_that_follow_each_other_are_one() -> None:
@@ -174,6 +175,7 @@ def test_thinking_and_the_format_of_the_output() -> None:
         ("disabled", {"chat_template_kwargs": {"enable_thinking": False}}),
         ("enabled", {"chat_template_kwargs": {"enable_thinking": True}}),
         ("adaptive", {}),
+        ("between_tools", {}),
     ):
         thinking = {"type": kind, "budget_tokens": 50}
         body = translated(reads=reads, thinking=thinking)

@@ -203,6 +203,7 @@ def test_what_is_old_is_forgotten() -> None:
         now[0] = 9.0
         assert await kept(store, "1") == ["1"]
         now[0] = 20.0
+        assert not await store.delete("a", "1")
         assert await kept(store, "1") == []
 
     using(test, limits=StoreLimits(age_seconds=10), clock=lambda: now[0])

@@ -34,6 +34,7 @@ CHAT_CALL = {
     "function": {"name": "add", "arguments": '{"a": 1}'},
 }
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
+SPACE = {"type": "namespace", "name": "fs", "description": "Files", "tools": [ADD]}
 
 
 def all_read(_: str) -> bool:
@@ -114,8 +115,7 @@ def test_what_one_reply_consisted_of_is_one_message() -> None:
         },
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "tool", "tool_call_id": "c2", "content": "done"},
-        {"role": "assistant", "content": "Yes", "reasoning": "Hm"},
-        {"role": "assistant", "content": "Yes"},
+        {"role": "assistant", "content": 2 * [{"type": "text", "text": "Yes"}], "reasoning": "Hm"},
     ]
 
 
@@ -244,7 +244,11 @@ def test_other_fields() -> None:
             {"input": [CALL, {"type": "function_call_output", "call_id": "z", "output": ""}]},
             "input[1].call_id",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [SPACE | {"tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].tools[0].type"),
+        ({"tools": [SPACE], "input": [CALL | {"namespace": "a b"}]}, "input[0].namespace"),
+        ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"tools": [ADD | {"parameters": 5}]}, "tools[0].parameters"),
         (
             {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]},
@@ -275,11 +279,11 @@ def test_mistakes_are_told_by_their_place(fields: dict[str, Any], place: str) ->
 
 def test_what_a_chat_completion_refuses_is_told_of_the_response() -> None:
     asked = read_at(ResponsesRequest, {"instructions": "x", "input": [THOUGHT, CALL]})
-    places = chat_body(asked, [], all_read).places
-    assert places == {0: "instructions", 1: "input[0]"}
+    body = chat_body(asked, [], all_read)
+    assert body.places == {0: "instructions", 1: "input[0]"}
 
     def told(message: str, parameter: str) -> tuple[str, str | None]:
-        error = in_own_terms(bad_request(message, parameter), OWN_NAMES, places)
+        error = in_own_terms(bad_request(message, parameter), OWN_NAMES, body)
         return error.message, error.parameter
 
     assert told("'messages.1.content' is wrong", "messages.1.content") == (

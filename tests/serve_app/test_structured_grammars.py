@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,12 +93,23 @@ def test_how_json_is_written_can_be_asked_for() -> None:
         ("maximum", -(10**18)),
     ],
 )
+@pytest.mark.parametrize(
+    ("place", "referring"),
+    [
+        ("#", lambda part: part),
+        ("#/$defs/Of%3CA%3E", lambda part: {"$ref": "#/$defs/Of%3CA%3E", "$defs": {"Of<A>": part}}),
+        ("#/$defs/a", lambda part: {"$ref": "#b", "$defs": {"a": part | {"$anchor": "b"}}}),
+        ("#/$defs/a", lambda part: {"$ref": "x:b", "$defs": {"a": part | {"$id": "x:b"}}}),
+        ("x:c#/a", lambda part: {"$id": "x:c", "$ref": "x:c#/a", "a": part}),
+        ("#/$defs/a", lambda part: {"$id": "x:c", "$ref": "#/$defs/a", "$defs": {"a": part}}),
+    ],
+)
 def test_a_number_that_would_be_taken_for_another_is_left_to_the_model(
-    keyword: str, value: Any
+    keyword: str, value: Any, place: str, referring: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    schema = {"type": ["integer", "object"], keyword: value}
+    schema = referring({"type": ["integer", "object"], keyword: value})
     matcher, notes = compiled(read(schema_format(schema)))
-    place = f"'{keyword}' at '#/{keyword}' (a number is too large)"
+    place = f"'{keyword}' at '{place}/{keyword}' (a number is too large)"
     assert notes == (f"{place} was left to the model",)
     assert matches(matcher, str(2**53 + 1))
     assert matches(matcher, str(2**64))

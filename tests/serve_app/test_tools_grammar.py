@@ -13,9 +13,14 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from lexshard.actors.text.token_bytes import byte_level_alphabet
+from lexshard.serve_app.openai.errors import ApiError
+from lexshard.serve_app.structured.applying import checked_notes
+from lexshard.serve_app.structured.compiling import Compiled
+from lexshard.serve_app.structured.constraint import Constraint
 from lexshard.serve_app.tools.families import FAMILIES_BY_NAME, ReplyFormat
 from lexshard.serve_app.tools.grammar import Beginning, reply_grammar
 from lexshard.serve_app.tools.offer import Offer, OfferedTool
+from lexshard.serve_app.tools.plan import ReplyPlan
 from lexshard.serve_app.tools.reply_parser import ReplyParser
 from tests.support.reply_scripts import THINK, parsed
 
@@ -229,3 +234,73 @@ def test_whatever_a_grammar_allows_is_read_as_it_was_meant(
                 assert json.loads(arguments).keys() <= {"city", "deep"}, text
             else:
                 assert 1 <= len(arguments) <= 3, text
+
+
+# A call of `f` with such arguments; where an answer may stand in its place, it is no list.
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
+    "qwen3-coder": "<tool_call>\n<function=f>\n%s</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": %s}]',
+    "mistral-named": "[TOOL_CALLS]f[ARGS]%s",
+    "llama3": '{"name": "f", "parameters": %s}',
+    "json": '[{"name": "f", "arguments": %s}]',
+    "json, or an answer": '{"name": "f", "arguments": %s}',
+}
+INTEGER = {"type": "integer"}
+BOTH = {"properties": {"a": INTEGER, "b": INTEGER}}
+EITHER = [{"required": ["a"]}, {"required": ["b"]}]
+LEAF = {"additionalProperties": False, "properties": {"a": INTEGER, "b": {"$ref": "#/$defs/x"}}}
+NAMED = {"$id": "http://a", "$defs": {"<": INTEGER | {"$anchor": "here"}}}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (BOTH | {"anyOf": EITHER}, {"b": 1}, {}),
+        (BOTH | {"dependentRequired": {"a": ["b"]}}, {"b": 1}, {"a": 1}),
+        (BOTH | {"not": EITHER[0]}, {"b": 1}, {"a": 1}),
+        (BOTH | {"minProperties": 2}, {"a": 1, "b": 1}, {"b": 1}),
+        ({"additionalProperties": INTEGER}, {"a": 1}, {"a": []}),
+        ({"required": ["a"]}, {"a": 1}, {}),
+        ({"$ref": "#/$defs/x", "$defs": {"x": LEAF}}, {"a": 5}, {"a": []}),
+        ({"$ref": "#/$defs/x", "$defs": {"x": LEAF}}, {"b": {"a": 5}}, {"c": 5}),
+        ({"properties": {"a": INTEGER, "b": {"$ref": "#/properties/a"}}}, {"b": 5}, {"b": []}),
+        ({"properties": {"a": INTEGER, "b": {"$ref": "#"}}}, {"b": {"a": 5}}, {"b": {"a": []}}),
+        (NAMED | {"properties": {"/ %": {"$ref": "#/$defs/%3C"}}}, {"/ %": 1}, {"/ %": []}),
+        (NAMED | {"properties": {"a": {"$ref": "http://a#/$defs/%3C"}}}, {"a": 5}, {"a": []}),
+        (NAMED | {"properties": {"a": {"$ref": "#here"}}}, {"a": 5}, {"a": []}),
+    ],
+)
+def test_what_of_a_schema_a_call_is_not_held_to_is_told_or_refused(
+    name: str, schema: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    def called(arguments: dict[str, Any]) -> str:
+        text = json.dumps(arguments)
+        if family == "qwen3-coder":
+            each = (f"{key}>\n{json.dumps(value)}\n" for key, value in arguments.items())
+            text = "".join(f"<parameter={part}</parameter>\n" for part in each)
+        return WRITTEN[name] % text
+
+    family, _, answer = name.partition(",")
+    format = replace(format_of(family, marked=False), reasoning=None)
+    answered = Constraint({"json_schema": {"const": 1}}, "response_format") if answer else None
+    refers = "$ref" in str(schema)  # every family holds these
+    for strict in (False, True):
+        tool = OfferedTool("f", None, {"type": "object"} | schema, "tools.0.function", strict)
+        plan = ReplyPlan(format, Offer({"f": tool}, required=not answer, single=True), free=False)
+        try:
+            constraint = plan.around(answered)
+            assert constraint is not None
+            matcher = LLMatcher(tokenizers(False)[1], constraint.text(), log_level=0)
+            told = Compiled(matcher.get_error() or None, tuple(matcher.get_grammar_warnings()))
+            notes = checked_notes(told, constraint)
+        except ApiError:
+            assert strict
+            assert not refers
+            return
+        assert notes == () or not (strict or refers)
+        assert allows(constraint.text(), called(right), marked=False)
+        assert notes or not allows(constraint.text(), called(wrong), marked=False)
+        [(_, read)] = parsed(ReplyParser(format, {"f": tool}), [called(right)]).calls
+        assert json.loads(read) == right or not refers

@@ -189,6 +189,39 @@ def test_tokens_belong_to_what_they_say_however_they_come(step: int) -> None:
     serve(test, saying(THOUGHTFUL, TOKENIZER, step), TOKENIZER)
 
 
+ALTERNATING = (
+    "{% for message in messages %}{% if (message.role == 'user') == (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('after one system message, turns must alternate') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+)
+SAID = ("C", [{"type": "text", "text": "C"}])
+TURNS = [{"role": role, "content": each} for role in ("user", "assistant") for each in SAID]
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "name", "role"),
+    [
+        ("/v1/responses", "instructions", "input", "developer"),
+        ("/v1/messages", "system", "messages", "system"),
+    ],
+)
+def test_turns_alternate_behind_one_system_message(
+    path: str, first: str, name: str, role: str
+) -> None:
+    tokenizer = tool_tokenizer(ALTERNATING)
+    engine = saying("Yes", tokenizer)
+    asked = {first: "A", name: [{"role": role, "content": "B"}, *TURNS, TURNS[0]]}
+    budget = {"max_tokens": 9} if first == "system" else {}
+
+    async def test(client: Client) -> None:
+        reply = await client.post(path, json=asked | budget)
+        assert reply.status_code == 200, reply.text
+
+    serve(test, engine, tokenizer)
+    prompt = tokenizer.decode(engine.requests[-1].prompt_ids).replace("\n", "")
+    assert prompt == "<system>AB<user>CC<assistant>CC<user>C<assistant>"
+
+
 LOOSE = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
 
 
