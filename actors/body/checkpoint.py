@@ -95,6 +95,17 @@ def read_model_config(folder: Path) -> Any:
     return config.text_config if config.model_type in SEEING else config
 
 
+def positions_of(config: Any) -> int:
+    """How many positions the model of a transformers ``config`` knows. YaRN's scaling lengthens the
+    context that it was trained with; its angles are the same at every length."""
+    most: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention") or rope
+    if rope.get("rope_type") != "yarn":
+        return most
+    return max(most, int(rope["original_max_position_embeddings"] * (rope.get("factor") or 1)))
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     """Empty where there is no such file. Raises WeightsError where it is not a JSON object."""
     if not file.is_file():

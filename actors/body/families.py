@@ -5,7 +5,7 @@ Imported where nothing of an engine's is, so it needs nothing itself.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GEMMA = ("gemma", "gemma2", "gemma3_text")
 # Models that also see, with the family of their text, which is a model by itself.
@@ -36,3 +36,13 @@ def norms_of(family: str) -> Norms:
         inner="post_feedforward_layernorm.weight",
         added=1.0,
     )
+
+
+def text_description(description: dict[str, Any]) -> dict[str, Any]:
+    """What a ``config.json`` says of the model's text: all it says, unless the model also sees.
+    Such files leave out which activation their text has."""
+    text = description.get("text_config")
+    family = SEEING.get(description.get("model_type", ""))
+    if family is None or not isinstance(text, dict):
+        return description
+    return {"hidden_activation": "gelu_pytorch_tanh", **text, "model_type": family}

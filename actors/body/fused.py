@@ -8,16 +8,20 @@ what is added, soft caps, windows and rotations by layer).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lexshard.actors.body.attention_step import AttentionSettings
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.checkpoint import positions_of
 from lexshard.actors.body.families import FAMILIES, GEMMA, norms_of
+from lexshard.actors.body.parallel.share import RankShare, columns_of
+from lexshard.actors.body.parallel.slices import Slices, there
 from lexshard.kernels import pool
 from lexshard.kernels.attention import BLOCK_SIZE, allocate_cache
 from lexshard.kernels.attention.layout import kept_on_cpu, words_of
@@ -29,9 +33,8 @@ from lexshard.kernels.quantize.layout import aligned
 
 EMBEDDING = "model.embed_tokens.weight"
 
-# A weight by its name, None where there is none of that name.
-Tensors = Callable[[str], torch.Tensor | None]
-
+Array = npt.NDArray[Any]
+Rows = tuple[str, range | None]  # of a weight of a layer by its name there, None: all
 
 # What a gate goes through, by transformers' name for it.
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
@@ -83,7 +86,7 @@ def plan_of(model: Any, arithmetic: Arithmetic, config: Any = None) -> FusedPlan
         tuple(rotations),
         tuple(map(rotations.index, turns)),
         tuple(_window(config, kind.attention) for kind in kinds),
-        config.max_position_embeddings,
+        positions_of(config),
         arithmetic,
     )
 
@@ -101,6 +104,7 @@ def layer_kinds(config: Any) -> list[LayerKind]:
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or [""] * layers
     turns = getattr(config, "no_rope_layers", None) or [True] * layers  # 1 where there is one
+    turns = turns[:layers]  # which may tell of more
     return [LayerKind(kind, bool(each)) for kind, each in zip(kinds, turns, strict=True)]
 
 
@@ -142,7 +146,7 @@ class RotaryAngles:
     frequencies: tuple[float, ...]
     scale: float
 
-    def tables(self, positions: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def tables(self, positions: int) -> tuple[Array, Array]:
         """Cosines and sines of the first ``positions``: ``[positions, D / 2]`` float32 each."""
         frequencies = torch.tensor(self.frequencies, dtype=torch.float32)
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
@@ -171,7 +175,7 @@ class FusedPlan:
         shape = self.shape
         return [AttentionSettings(shape.scale, each, shape.softcap) for each in self.windows]
 
-    def by_layer(self) -> dict[str, np.ndarray[Any, Any]]:
+    def by_layer(self) -> dict[str, Array]:
         """The fields of `LlamaWeights` that are no weights."""
         tables = [each.tables(self.max_positions) for each in self.rotations]
         cosine, sine = (np.stack(each) for each in zip(*tables, strict=True))
@@ -183,65 +187,119 @@ class FusedPlan:
         }
 
 
+def read_stacks(plan: FusedPlan, slices: Slices, share: RankShare | None = None) -> LlamaWeights:
+    """What ``share`` says of the weights that a checkpoint of one of ``FAMILIES`` has, packed for
+    `kernels.parallel`; without it all of them, for `kernels.llama`. Layer by layer: none is held
+    twice for longer than it takes to pack it.
+
+    Raises KeyError for a weight that there must be and is not.
+    """
+    read, norms = _Stacks(plan, slices, share), norms_of(plan.family)
+    own, width = share or RankShare(0, 1, plan.shape, 0), plan.shape.head_dim
+    heads, kv_heads = columns_of(own.heads, width), columns_of(own.kv_heads, width)
+    parts = tuple(zip("qkv", (heads, kv_heads, kv_heads), strict=True))
+    gated = tuple((f"mlp.{name}_proj.weight", own.inner) for name in ("gate", "up"))
+    return LlamaWeights(
+        attention_norm=read.norm("input_layernorm.weight"),
+        qkv=read.rows(*((f"self_attn.{name}_proj.weight", rows) for name, rows in parts)),
+        qkv_bias=read.plain(*((f"self_attn.{name}_proj.bias", rows) for name, rows in parts)),
+        query_norm=read.norm("self_attn.q_norm.weight"),
+        key_norm=read.norm("self_attn.k_norm.weight"),
+        attention_output=read.columns("self_attn.o_proj.weight", heads),
+        attended_norm=read.norm(norms.attended),
+        mlp_norm=read.norm(norms.mlp),
+        gate_up=read.rows(*gated, filled=True),
+        down=read.columns("mlp.down_proj.weight", own.inner),
+        inner_norm=read.norm(norms.inner),
+        final_norm=there("model.norm.weight", slices).float().numpy() + np.float32(norms.added),
+        **plan.by_layer(),
+    )
+
+
+def read_embedding(slices: Slices, tokens: range | None = None) -> Array:
+    """The rows of ``tokens``, None: all; as `LlamaStack` has them."""
+    table = there(EMBEDDING, slices, tokens).contiguous()
+    if fits_bfloat16(table):
+        return table.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    return np.asarray(table.float().numpy())
+
+
 class _Stacks:
-    """Weights of all layers, one layer after the other along the first axis."""
+    """Parts of the weights of every layer, one layer after the other along the first axis."""
 
-    def __init__(self, plan: FusedPlan, tensor: Tensors) -> None:
+    def __init__(self, plan: FusedPlan, slices: Slices, share: RankShare | None) -> None:
         self._layers = range(plan.shape.layers)
+        self._added = np.float32(norms_of(plan.family).added)  # to the weights of norms
         self._arithmetic = plan.arithmetic
+        self._leaves = None if share is None else share.leaves
         rounds = plan.arithmetic == "bfloat16"
-        self._compact = rounds and should_be_compact(plan.shape.product_bytes)
-        self._tensor = tensor
+        self._compact = share is None and rounds and should_be_compact(plan.shape.product_bytes)
+        self._slices = slices
 
-    def packed(self, *names: str) -> np.ndarray[Any, Any]:
-        """Those of ``names`` below each other, as `kernels.linear.pack` packs them: in bfloat16
-        where that is exact in every layer, and compact where that is faster."""
-        half = all(fits_bfloat16(_there(each, self._tensor)) for each in self._every(names))
-        if half and self._compact and (compact := stacked(self._compacted(names))) is not None:
-            return compact
-        out: np.ndarray[Any, Any] | None = None
+    def norm(self, name: str) -> Array:
+        """In float32, as it is multiplied with; of size 0 where the family has none."""
+        return np.asarray(self.plain((name, None)) + self._added)
+
+    def plain(self, *parts: Rows) -> Array:
+        """After each other in float32; of size 0 where the family has none."""
+        if self._slices(_in_layer(0, parts[0][0]), range(1), None) is None:
+            return np.zeros((len(self._layers), 0), np.float32)
+        return np.stack([torch.cat(self._of(n, parts)).float().numpy() for n in self._layers])
+
+    def rows(self, *parts: Rows, filled: bool = False) -> Array:
+        """Packed below each other; where ``filled``, each up to a whole panel."""
+
+        def of_layer(layer: int) -> list[torch.Tensor]:
+            found = self._of(layer, parts)
+            return [torch.cat([_filled(one) for one in found] if filled else found)]
+
+        return np.asarray(self._stacked(of_layer)[:, 0])
+
+    def columns(self, name: str, columns: range) -> Array:
+        """Packed, leaf by leaf where there are leaves."""
+
+        def of_layer(layer: int) -> list[torch.Tensor]:
+            found = there(_in_layer(layer, name), self._slices, None, columns)
+            return [*found.chunk(self._leaves or 1, 1)]
+
+        packed = self._stacked(of_layer)
+        return packed if self._leaves else np.asarray(packed[:, 0])
+
+    def _of(self, layer: int, parts: Sequence[Rows]) -> list[torch.Tensor]:
+        return [there(_in_layer(layer, name), self._slices, rows) for name, rows in parts]
+
+    def _stacked(self, of_layer: Callable[[int], list[torch.Tensor]], half: bool = True) -> Array:
+        """``[L, weights of a layer, panels, K, 16]``, packed as `kernels.linear.pack` does: in
+        bfloat16 where that is exact in every layer, and compact where that is faster."""
+        if half and self._compact:
+            compact = stacked(self._compacted(*of_layer(layer)) for layer in self._layers)
+            if compact is not None:
+                return compact[:, None]
+        out: Array | None = None
         for layer in self._layers:
-            panels = self._panels(layer, names, half)
+            weights = of_layer(layer)
+            if half and not all(map(fits_bfloat16, weights)):
+                return self._stacked(of_layer, half=False)
+            packed = [pack(each, half=half, arithmetic=self._arithmetic).panels for each in weights]
             if out is None:
-                out = aligned((len(self._layers), *panels.shape), panels.dtype)
-            out[layer] = panels
+                out = aligned((len(self._layers), len(packed), *packed[0].shape), packed[0].dtype)
+            for place, panels in enumerate(packed):
+                out[layer, place] = panels
         assert out is not None, "a model has layers"
         return out
 
-    def _panels(self, layer: int, names: tuple[str, ...], half: bool) -> np.ndarray[Any, Any]:
-        whole = torch.cat(self._in_layer(layer, names))
-        return pack(whole, half=half, arithmetic=self._arithmetic).panels
-
-    def _compacted(self, names: tuple[str, ...]) -> Iterator[np.ndarray[Any, Any] | None]:
-        return (compacted(self._panels(layer, names, True)) for layer in self._layers)
-
-    def norm(self, name: str, added: float) -> np.ndarray[Any, Any]:
-        """Those of ``name``, with ``added``; of size 0 where the family has none."""
-        return self.plain(name) + np.float32(added)
-
-    def plain(self, *names: str) -> np.ndarray[Any, Any]:
-        """Those of ``names`` after each other in float32; of size 0 where the family has none."""
-        if self._tensor(self._name(0, names[0])) is None:
-            return np.zeros((len(self._layers), 0), dtype=np.float32)
-        return np.stack(
-            [torch.cat(self._in_layer(layer, names)).float().numpy() for layer in self._layers]
-        )
-
-    def _in_layer(self, layer: int, names: tuple[str, ...]) -> list[torch.Tensor]:
-        return [_there(self._name(layer, name), self._tensor) for name in names]
-
-    def _every(self, names: tuple[str, ...]) -> Iterator[str]:
-        return (self._name(layer, name) for layer in self._layers for name in names)
-
-    def _name(self, layer: int, name: str) -> str:
-        return f"model.layers.{layer}.{name}"
+    def _compacted(self, weight: torch.Tensor) -> Array | None:
+        exact = fits_bfloat16(weight)
+        return compacted(pack(weight, half=True, arithmetic="bfloat16").panels) if exact else None
 
 
-def _there(name: str, tensor: Tensors) -> torch.Tensor:
-    found = tensor(name)
-    if found is None:
-        raise KeyError(name)
-    return found
+def _in_layer(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.{name}"
+
+
+def _filled(weight: torch.Tensor) -> torch.Tensor:
+    short = -weight.shape[0] % PANEL
+    return torch.nn.functional.pad(weight, (0, 0, 0, short)) if short else weight
 
 
 class FusedBody:
@@ -251,11 +309,7 @@ class FusedBody:
     device = torch.device("cpu")
 
     def __init__(
-        self,
-        shape: LlamaShape,
-        weights: LlamaWeights,
-        embedding: np.ndarray[Any, Any],
-        max_positions: int,
+        self, shape: LlamaShape, weights: LlamaWeights, embedding: Array, max_positions: int
     ) -> None:
         self._shape = shape
         self._weights = weights
@@ -263,8 +317,8 @@ class FusedBody:
         self._cache_dtype = kept_on_cpu(
             shape.head_dim, rounds=arithmetic_of(weights.qkv) == "bfloat16"
         )
-        self._key_cache: np.ndarray[Any, Any] | None = None
-        self._value_cache: np.ndarray[Any, Any] | None = None
+        self._key_cache: Array | None = None
+        self._value_cache: Array | None = None
         self.batch_invariant = True
         self.hidden_size = shape.hidden
         self.vocabulary_size = embedding.shape[0]
@@ -274,39 +328,10 @@ class FusedBody:
         self.max_positions = max_positions
 
     @classmethod
-    def from_tensors(cls, plan: FusedPlan, tensor: Tensors) -> FusedBody:
-        """Pack weights that ``tensor`` gives by the names they have in a checkpoint of one of
-        ``FAMILIES``, layer by layer: none is held twice for longer than it takes to pack it.
-
-        Raises KeyError for a weight that there must be and is not.
-        """
-        shape = plan.shape
-        stacks = _Stacks(plan, tensor)
-        attention, mlp = "self_attn.{}_proj", "mlp.{}_proj"
-        projections = [attention.format(name) for name in "qkv"]
-        norms = norms_of(plan.family)
-        added = norms.added
-        weights = LlamaWeights(
-            attention_norm=stacks.norm("input_layernorm.weight", added),
-            qkv=stacks.packed(*(f"{name}.weight" for name in projections)),
-            qkv_bias=stacks.plain(*(f"{name}.bias" for name in projections)),
-            query_norm=stacks.norm("self_attn.q_norm.weight", added),
-            key_norm=stacks.norm("self_attn.k_norm.weight", added),
-            attention_output=stacks.packed(f"{attention.format('o')}.weight"),
-            attended_norm=stacks.norm(norms.attended, added),
-            mlp_norm=stacks.norm(norms.mlp, added),
-            gate_up=stacks.packed(f"{mlp.format('gate')}.weight", f"{mlp.format('up')}.weight"),
-            down=stacks.packed(f"{mlp.format('down')}.weight"),
-            inner_norm=stacks.norm(norms.inner, added),
-            final_norm=_there("model.norm.weight", tensor).float().numpy() + np.float32(added),
-            **plan.by_layer(),
-        )
-        table = _there(EMBEDDING, tensor).contiguous()
-        if fits_bfloat16(table):
-            embedding = table.bfloat16().view(torch.int16).numpy().view(np.uint16)
-        else:
-            embedding = table.float().numpy()
-        return cls(shape, weights, embedding, plan.max_positions)
+    def from_slices(cls, plan: FusedPlan, slices: Slices) -> FusedBody:
+        """Of all weights. Raises KeyError for one that there must be and is not."""
+        weights = read_stacks(plan, slices)
+        return cls(plan.shape, weights, read_embedding(slices), plan.max_positions)
 
     def unrounded(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Hidden states ``[T, d]`` of a whole sequence in float64, from the same weights and
@@ -371,7 +396,7 @@ class FusedBody:
         )
         return torch.from_numpy(out)
 
-    def embed(self, token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def embed(self, token_ids: Array) -> Array:
         """Fresh float32 rows ``[T, d]``, scaled; bfloat16 bits are widened as they are gathered."""
         rows = self._embedding.take(token_ids, axis=0)
         if rows.dtype == np.uint16:

@@ -16,6 +16,7 @@ import torch
 from lexshard.actors.body import paged_attention
 from lexshard.actors.body.attention_step import AttentionSettings, AttentionStep, PlannedAttention
 from lexshard.actors.body.batch import Batch
+from lexshard.actors.body.checkpoint import positions_of
 from lexshard.actors.body.gpu.compiled_layers import (
     compile_layers,
     forget_caches,
@@ -65,7 +66,7 @@ class GeneralBody:
         heads: int = config.num_attention_heads
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.max_positions: int = config.max_position_embeddings
+        self.max_positions = positions_of(config)
         self._least_rows = 1
         self._callers_known = True
         if self.device.type == "cpu" and invariant:

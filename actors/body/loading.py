@@ -15,7 +15,8 @@ import torch
 from lexshard.actors.body.batch import Body
 from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint, read_model_config
 from lexshard.actors.body.errors import ModelRefusedError, UnsupportedModelError, WeightsError
-from lexshard.actors.body.fused import FusedBody, Tensors, plan_of, supports
+from lexshard.actors.body.families import SEEING
+from lexshard.actors.body.fused import FusedBody, plan_of, supports
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.gpu.checked import (
     attend_checked,
@@ -27,6 +28,8 @@ from lexshard.actors.body.gpu.launchers import check_launchers
 from lexshard.actors.body.gpu.rounding import precisely
 from lexshard.actors.body.head_weights import HeadWeights, check_head, read_head
 from lexshard.actors.body.model_code import model_code, without_a_word
+from lexshard.actors.body.parallel.checks import check_shared
+from lexshard.actors.body.parallel.slices import Slices, slices_of
 from lexshard.actors.body.proven import (
     ProvenModel,
     head_name_of,
@@ -133,10 +136,10 @@ def load(
         exact = tolerance
     chosen: Body
     if fused:
-        weights = tied(model.state_dict().get, head, head_name_of(model))
-        chosen = checked_fused_body(model, weights, arithmetic, expected, exact, tolerance)
+        weights = tied(slices_of(model), head, head_name_of(model))
+        chosen = checked_fused_body(model, weights, arithmetic, expected, exact)
     else:
-        chosen = _general_body(model, arithmetic, expected, exact, tolerance)
+        chosen = _general_body(model, arithmetic, expected, exact)
     if isinstance(chosen, GeneralBody) and place.type == "cuda":
         merge_checked(chosen, expected, tolerance)
         # The library's order of additions is of the whole step.
@@ -196,28 +199,52 @@ def check_before_weights(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     body: Literal["auto", "general", "fused"] = "auto",
     device: str = "auto",
+    tensor_parallel: int | None = None,
+    spread: bool = False,
 ) -> None:
     """What `load` would refuse before it reads a weight, of a ``folder`` with no more in it than
     ``config.json``.
 
     ``stored_bytes`` is the size of the weights' files, and ``parameters`` how many numbers they
     hold by safetensors' types, empty where that is not known: then the type is taken from
-    ``config.json``, and what that leaves open is for `load` to refuse.
+    ``config.json``, and what that leaves open is for `load` to refuse. With ``tensor_parallel`` it
+    is `actors.body.parallel.loading.load_parallel` that would, by ranks of which each has a GPU of
+    its own or, where they are ``spread``, perhaps a machine.
 
     Raises a ``ModelRefusedError``, as `load` does.
     """
     config = read_model_config(Path(folder))
-    model_class(config)
+    kind = model_class(config)
+    if tensor_parallel is not None:
+        check_shared(config.to_dict(), tensor_parallel)
+        check_layers_shared(config)
     if not parameters:
         written = getattr(config, "dtype", None) or torch.float32
         name = {torch.bfloat16: "BF16", torch.float16: "F16"}.get(written, "F32")
         parameters = {name: stored_bytes // (4 if name == "F32" else 2)}
     check_stored_types(frozenset(parameters))
+    count = sum(parameters.values())
+    if config.model_type in SEEING.values():  # what a model sees with is not loaded
+        with model_code(f"transformers cannot make a {kind.__name__}"), torch.device("meta"):
+            count = min(count, sum(each.numel() for each in kind(config).parameters()))
     place = choose_device(device)
-    fused = _choose_fused(body, place, config)
     weights_dtype = dtype_of_weights(dtype, frozenset(parameters), place)
-    needed = _needed_bytes(sum(parameters.values()), fused, weights_dtype, place)
+    if tensor_parallel is None:
+        fused = _choose_fused(body, place, config)
+        needed = _needed_bytes(count, fused, weights_dtype, place)
+    else:
+        apart = tensor_parallel if spread or place.type != "cpu" else 1
+        needed = count * weights_dtype.itemsize // apart
     check_memory(needed, memory_of(place))
+
+
+def check_layers_shared(config: Any) -> None:
+    """Raises UnsupportedModelError for layers that ranks do not compute."""
+    if not supports(config):
+        raise UnsupportedModelError(
+            f"this {config.model_type} has layers that --tensor-parallel does not share: leave it "
+            "out"
+        )
 
 
 def _needed_bytes(parameters: int, fused: bool, dtype: torch.dtype, place: torch.device) -> int:
@@ -314,7 +341,7 @@ def _placement(place: torch.device) -> dict[str, Any]:
 
 
 def _general_body(
-    model: Any, arithmetic: Arithmetic, expected: Expected, exact: float, tolerance: float
+    model: Any, arithmetic: Arithmetic, expected: Expected, exact: float
 ) -> GeneralBody:
     """The general body, checked before it rounds anything and once more when it does."""
     ids, plain = expected.token_ids, expected.hidden
@@ -324,7 +351,9 @@ def _general_body(
         invariant = check_body(body, ids, plain, "the plain forward pass", exact)
         if rounds:
             body.round_products()
-            invariant = check_body(body, ids, plain, "the plain forward pass", tolerance)
+            invariant = check_body(
+                body, ids, plain, "the plain forward pass", ROUNDED, typical=True
+            )
     check_windows(body.settings, model.config.get_text_config(decoder=True))
     body.batch_invariant = invariant and body.device.type == "cpu"
     return body
@@ -332,16 +361,15 @@ def _general_body(
 
 def checked_fused_body(
     model: Any,
-    weights: Tensors,
+    weights: Slices,
     arithmetic: Arithmetic,
     expected: Expected,
     exact: float,
-    tolerance: float,
 ) -> Body:
     """The fused body of the model's ``weights``, checked against the general one of the same, which
     rounds nothing; where it rounds, what it computes with is checked without that, too."""
     plan = plan_of(model, arithmetic)
-    fused = FusedBody.from_tensors(plan, weights)
+    fused = FusedBody.from_slices(plan, weights)
     general = GeneralBody(model, pack_linears=False)
     check_body(general, expected.token_ids, expected.hidden, "the plain forward pass", exact)
     check_windows(general.settings, model.config.get_text_config(decoder=True))
@@ -350,7 +378,7 @@ def checked_fused_body(
     if rounds:
         unrounded = [fused.unrounded(tokens) for tokens in expected.token_ids]
         check_hidden(unrounded, ours, "the fused body, without rounding", "the general body", exact)
-        tolerance = ROUNDED
+    tolerance = ROUNDED if rounds else exact
     fused.batch_invariant = check_body(
         fused, expected.token_ids, ours, "the general body", tolerance, typical=rounds
     )

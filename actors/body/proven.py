@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from lexshard.actors.body.batch import Body
-from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan, Tensors, supports
+from lexshard.actors.body.families import text_description
+from lexshard.actors.body.fused import EMBEDDING, FusedBody, FusedPlan, supports
 from lexshard.actors.body.head_weights import HeadWeights, narrowed
+from lexshard.actors.body.parallel.slices import Slices, StoredSlices
 from lexshard.actors.remembered import (
     files_fingerprint,
     fingerprint,
@@ -26,13 +27,11 @@ from lexshard.actors.remembered import (
     remember,
     software_and_machine,
 )
-from lexshard.actors.stored_tensors import StoredTensor, stored_tensors
 from lexshard.kernels.linear import row_slices
 
 OUTPUT_WEIGHT = "lm_head.weight"
 _TRIED = "tried-"  # before the name of a load
 _DESCRIBING = ("*.json", "*.safetensors", "tokenizer.model")
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +50,6 @@ class ProvenModel:
     parameters: int
 
 
-class StoredWeights:
-    """A model folder's weights as they are computed with: rounded to ``dtype``, read when asked."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self._tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
-        self._dtype = dtype
-
-    def __call__(self, name: str) -> torch.Tensor | None:
-        """None where there is none of that name."""
-        stored = self._tensors.get(name)
-        return None if stored is None else _read(stored).to(self._dtype)
-
-    def of_first_layer(self) -> set[str]:
-        """Names of what a body may have or not, biases and norms: the first layer decides."""
-        return {
-            name
-            for name in self._tensors
-            if name.startswith("model.layers.0.") and name.endswith((".bias", "norm.weight"))
-        }
-
-
 def recall_proven(folder: Path, *options: object) -> ProvenModel | None:
     """What loading ``folder`` with these options found out when all else was as it is now."""
     try:
@@ -84,10 +62,10 @@ def is_to_prove(folder: Path, *options: object) -> bool:
     """Whether loading ``folder`` would prove a fused body, as far as ``config.json`` tells, and has
     not been tried with these options since anything changed."""
     try:
-        description = SimpleNamespace(**json.loads((folder / "config.json").read_bytes()))
+        described = text_description(json.loads((folder / "config.json").read_bytes()))
         name, known = _named(folder, options)
         tried = recall(name, known, ProvenModel) or recall(_TRIED + name, known, bool)
-        return tried is None and supports(description)
+        return tried is None and supports(SimpleNamespace(**described))
     except (OSError, ValueError, TypeError, AttributeError):
         return False  # the load knows what to make of it
 
@@ -112,8 +90,10 @@ def reads_the_same(folder: Path, proven: ProvenModel, model: Any) -> bool:
     """Whether the folder's files give the weights of ``model``, and no more of a layer than it
     has: a bias that transformers leaves out would be added."""
     expected = model.state_dict()
-    weights = StoredWeights(folder, getattr(torch, proven.dtype))
-    if weights.of_first_layer() - set(expected):
+    weights = StoredSlices(folder, getattr(torch, proven.dtype))
+    optional = (".bias", "norm.weight")  # of which a body has what its first layer has
+    first = {each for each in weights.names if each.startswith("model.layers.0.")}
+    if {each for each in first if each.endswith(optional)} - set(expected):
         return False
     names = set(expected) - {OUTPUT_WEIGHT} | {proven.head_name}
     for name in names:
@@ -127,22 +107,24 @@ def reads_the_same(folder: Path, proven: ProvenModel, model: Any) -> bool:
 
 
 def read_proven(folder: Path, proven: ProvenModel) -> tuple[Body, HeadWeights]:
-    """The body and the head that were proven. Raises WeightsError, KeyError or OSError where files
-    are not what they were."""
-    weights = StoredWeights(folder, getattr(torch, proven.dtype))
+    """The body and the head that were proven. Raises WeightsError, KeyError, OSError or ValueError
+    where files are not what they were."""
+    weights = StoredSlices(folder, getattr(torch, proven.dtype))
     output = weights(proven.head_name)
     if output is None:
         raise KeyError(proven.head_name)
     head = HeadWeights(narrowed(output), None, proven.softcap, proven.head_scale)
-    body = FusedBody.from_tensors(proven.plan, tied(weights, head, proven.head_name))
+    body = FusedBody.from_slices(proven.plan, tied(weights, head, proven.head_name))
     body.batch_invariant = proven.batch_invariant
     return body, head
 
 
-def tied(tensor: Tensors, head: HeadWeights, head_name: str | None) -> Tensors:
-    """The weights that ``tensor`` gives, but for an embedding that is the output head, too: that is
+def tied(slices: Slices, head: HeadWeights, head_name: str | None) -> Slices:
+    """The weights that ``slices`` gives, but for an embedding that is the output head, too: that is
     the head's, and both are one in memory."""
-    return lambda name: head.weight if name == head_name == EMBEDDING else tensor(name)
+    if head_name != EMBEDDING:
+        return slices
+    return lambda name, *part: head.weight if name == EMBEDDING else slices(name, *part)
 
 
 def head_name_of(model: Any) -> str | None:
@@ -161,11 +143,3 @@ def _named(folder: Path, options: tuple[object, ...]) -> tuple[str, str]:
     files = (path for pattern in _DESCRIBING for path in folder.glob(pattern))
     name = f"body-{fingerprint(folder.resolve(), *options)[:20]}"
     return name, fingerprint(files_fingerprint(files), software_and_machine(), *options)
-
-
-def _read(stored: StoredTensor) -> torch.Tensor:
-    count = stored.stop - stored.start
-    found = np.fromfile(stored.file, dtype=np.uint8, count=count, offset=stored.start)
-    if len(found) != count:
-        raise OSError(f"{stored.file} ends before {stored.name}")
-    return torch.from_numpy(found).view(_TYPES[stored.dtype]).view(stored.shape)

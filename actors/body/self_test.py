@@ -186,12 +186,19 @@ def check_attention(ours: Sequence[AttentionSettings], asked: Sequence[Attention
 
 
 def check_windows(settings: Sequence[AttentionSettings], config: Any) -> None:
-    """Sliding layers must have asked for their window: short test sequences cannot show it.
+    """Sliding layers must have asked for their window, and no others: short test sequences cannot
+    show it.
 
     ``settings`` are those of every layer. Raises UnsupportedModelError.
     """
     windows = [each.window for each in settings]
     kinds = getattr(config, "layer_types", None) or ()
+    if any(windows) and not hasattr(type(config), "sliding_window"):
+        raise UnsupportedModelError(
+            f"layers look back {max(windows)} tokens by a sliding_window that is no field of "
+            f"{type(config).__name__}, so that no mask of transformers has it: remove it from "
+            "config.json"
+        )
     if not kinds and getattr(config, "sliding_window", None) and not any(windows):
         raise UnsupportedModelError(
             f"the model has a sliding window of {config.sliding_window} tokens but no layer tells "

@@ -164,12 +164,12 @@ class Downloads:
                 self._stream(url, partial, begun, progress)
                 if size is None or partial.stat().st_size == size:
                     return
-                raise httpx2.RemoteProtocolError("the file ended early")
+                raise httpx2.RemoteProtocolError("its length is not what the Hub says")
             except (httpx2.TransportError, HfHubHTTPError) as error:
                 if isinstance(error, HfHubHTTPError) and error.response.status_code not in PASSING:
                     raise
                 there = partial.stat().st_size if partial.is_file() else 0
-                failures = 1 if size is not None and there > begun else failures + 1
+                failures = 1 if size is not None and begun < there <= size else failures + 1
                 if failures >= TRIES:
                     raise ModelNameError(
                         f"the download of {self._name} broke off ({reason_of(error)}) when "

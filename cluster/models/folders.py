@@ -40,7 +40,9 @@ def with_model_folders(
     """
     loading = None
     if served:
-        loading = LoadingOptions(config.dtype, config.body, config.device)
+        spread = config.address is not None
+        of_ranks = (config.tensor_parallel, spread)
+        loading = LoadingOptions(config.dtype, config.body, config.device, *of_ranks)
     changed: dict[str, object] = {"revision": None}
     model = hub_name(config.model, config.revision)
     draft = None if config.draft in (None, NGRAM) else hub_name(config.draft)

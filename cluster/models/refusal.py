@@ -16,11 +16,14 @@ from lexshard.cluster.models.names import HubName, ModelNameError
 
 
 class LoadingOptions(msgspec.Struct, frozen=True):
-    """Those of a server's options that say how its model is loaded."""
+    """Those of a server's options that say how its model is loaded; whether ranks of its body may
+    be ``spread`` over machines."""
 
     dtype: DataType = "auto"
     body: BodyChoice = "auto"
     device: Device = "auto"
+    tensor_parallel: int | None = None
+    spread: bool = False
 
 
 def check_refusal(

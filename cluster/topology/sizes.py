@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lexshard.actors.body.checkpoint import read_checkpoint
+from lexshard.actors.body.checkpoint import positions_of, read_checkpoint
 from lexshard.actors.body.refusals import check_stored_types, model_class
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.start.memory import default_kv_bytes
@@ -79,7 +79,7 @@ def read_model_sizes(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=width,
-        max_positions=config.max_position_embeddings,
+        max_positions=positions_of(config),
         parameters=checkpoint.parameters,
         embedding_parameters=rows * columns,
         output_parameters=0 if config.tie_word_embeddings else rows * columns,

@@ -54,6 +54,9 @@ class LlamaWeights(NamedTuple):
     hidden states) have size 0 along the last axis. ``gate_up`` holds the gate's panels, then the up
     projection's. Layers differ in which table of angles turns their queries and keys, and in how
     many tokens they look back, 0: all.
+
+    Of a rank (`kernels.parallel`) ``attention_output`` and ``down``, whose columns are divided,
+    have an axis of leaves behind the first, and each half of ``gate_up`` fills whole panels.
     """
 
     attention_norm: npt.NDArray[Any]  # [L, d]

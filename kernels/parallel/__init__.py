@@ -11,7 +11,7 @@ bits. They are not those of the undivided stack (`kernels.llama`), which has one
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +39,6 @@ class Exchange(NamedTuple):
         np.float32
     ]  # [ranks, 2 * rounds, ROWS_AT_ONCE * d], or [1, 1, ...] by socket
     sockets: npt.NDArray[np.int64]  # [rounds], or [0] where memory is shared
-
-
-class RankWeights(NamedTuple):
-    """What a rank has of a `kernels.llama.LlamaWeights`, in the order in which kernels take it.
-
-    Products whose outputs are divided are packed as there; those whose columns are have an axis of
-    leaves. The gate's and the up projection's outputs are each filled up to whole panels.
-    """
-
-    attention_norm: npt.NDArray[Any]  # [L, d]
-    qkv: npt.NDArray[Any]  # [L, panels, d, 16]
-    qkv_bias: npt.NDArray[Any]  # [L, (H + 2 Hkv) D] or [L, 0]
-    query_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
-    key_norm: npt.NDArray[Any]  # [L, D] or [L, 0]
-    attention_output: npt.NDArray[Any]  # [L, leaves, panels, columns of a leaf, 16]
-    attended_norm: npt.NDArray[Any]  # [L, d] or [L, 0]
-    mlp_norm: npt.NDArray[Any]  # [L, d]
-    gate_up: npt.NDArray[Any]  # [L, panels, d, 16]
-    down: npt.NDArray[Any]  # [L, leaves, panels, columns of a leaf, 16]
-    inner_norm: npt.NDArray[Any]  # [L, d] or [L, 0]
-    final_norm: npt.NDArray[Any]  # [d]
-    cosine: npt.NDArray[Any]  # [tables, max positions, D / 2]
-    sine: npt.NDArray[Any]  # [tables, max positions, D / 2]
-    tables: npt.NDArray[np.int64]  # [L]
-    windows: npt.NDArray[np.int64]  # [L]
 
 
 def words_of_board(ranks: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lexshard.actors.body.errors import UnsupportedModelError
-from lexshard.actors.body.families import FAMILIES, SEEING
+from lexshard.actors.body.families import FAMILIES, text_description
 from lexshard.actors.configuration import EngineConfiguration
 
 RANKS = (1, 2, 4, 8)  # what divides the leaves of `kernels.parallel`
@@ -36,12 +36,9 @@ def check_folder_shared(folder: Path, ranks: int) -> None:
         description = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    text = description.get("text_config")
-    family = SEEING.get(description.get("model_type", ""))
-    if family is None or not isinstance(text, dict):
-        check_shared(description, ranks)
-    elif {"hidden_size", "num_attention_heads"} <= text.keys():
-        check_shared({**text, "model_type": family}, ranks)
+    text = text_description(description)
+    if text is description or {"hidden_size", "num_attention_heads"} <= text.keys():
+        check_shared(text, ranks)
 
 
 def check_shared(description: Mapping[str, Any], ranks: int) -> None:

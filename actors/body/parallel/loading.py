@@ -18,12 +18,13 @@ import torch
 
 from lexshard.actors.body.checkpoint import Checkpoint, read_checkpoint
 from lexshard.actors.body.errors import UnsupportedModelError
-from lexshard.actors.body.fused import EMBEDDING, layer_kinds, plan_of, supports
+from lexshard.actors.body.fused import EMBEDDING, layer_kinds, plan_of
 from lexshard.actors.body.general import GeneralBody
 from lexshard.actors.body.head_weights import HeadWeights, check_head, narrowed, read_head
 from lexshard.actors.body.loading import (
     ROUNDED,
     LoadedModel,
+    check_layers_shared,
     checked_fused_body,
     choose_device,
     dtype_of_weights,
@@ -242,11 +243,7 @@ def _first_layers_of(folder: Path, dtype: str, place: torch.device) -> FirstLaye
     config = checkpoint.config
     kind = model_class(config)
     check_stored_types(checkpoint.stored_dtypes)
-    if not supports(config):
-        raise UnsupportedModelError(
-            f"this {config.model_type} has layers that --tensor-parallel does not share: leave it "
-            "out"
-        )
+    check_layers_shared(config)
     weights_dtype = dtype_of_weights(dtype, checkpoint.stored_dtypes, place)
     with without_a_word():
         model = read_model(kind, _first_layers(checkpoint), weights_dtype, place)
@@ -267,12 +264,11 @@ def _first_layers_of(folder: Path, dtype: str, place: torch.device) -> FirstLaye
 def _prove(first: FirstLayers) -> ProvenModel:
     """Compares a compiled stack of the first layers, in this process."""
     model, expected, arithmetic = first.model, first.expected, first.arithmetic
-    exact, tolerance = TOLERANCES[torch.float32], TOLERANCES[first.dtype]
-    weights = model.state_dict().get
-    checked_fused_body(model, weights, arithmetic, expected, exact, tolerance)
+    exact, weights = TOLERANCES[torch.float32], slices_of(model)
+    checked_fused_body(model, weights, arithmetic, expected, exact)
     plan = plan_of(model, arithmetic)
     whole = RankShare(0, 1, plan.shape, model.get_input_embeddings().weight.shape[0])
-    body = ParallelBody(plan, BodyRank(plan, whole, slices_of(model)), NoOthers(alone()))
+    body = ParallelBody(plan, BodyRank(plan, whole, weights), NoOthers(alone()))
     ours = run_alone(GeneralBody(model, pack_linears=False), expected.token_ids)
     rounds = arithmetic == "bfloat16"
     invariant = check_body(

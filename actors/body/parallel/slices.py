@@ -33,6 +33,7 @@ class StoredSlices:
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._tensors = {tensor.name: tensor for tensor in stored_tensors(folder)}
+        self.names = frozenset(self._tensors)
         self._dtype = dtype
 
     def __call__(

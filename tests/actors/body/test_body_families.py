@@ -199,6 +199,19 @@ def test_keys_and_values_are_bfloat16_where_weights_are(body: BodyName, tmp_path
     assert bytes_of == {"float32": 2 * 2 * 16 * 2 * 32 * 4, "bfloat16": 2 * 2 * 16 * 2 * 32 * 2}
 
 
+@BODIES
+def test_yarn_lengthens_the_context(body: BodyName, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    rope["original_max_position_embeddings"] = 32
+    save_tiny("llama", tmp_path, max_position_embeddings=32, rope_parameters=rope, **NO_BIAS)
+    model = load(tmp_path, "float32", body=body, device="cpu")
+    assert model.max_positions == 128
+    hidden, _ = _plain(tmp_path, _token_ids(18))  # of which one is longer than 32
+    ours = _run(model.body, _token_ids(18), _tables(19), MIXED_STEPS)
+    differences, values = torch.cat(ours) - torch.cat(hidden), torch.cat(hidden)
+    assert float(differences.abs().max()) < RELATIVE * float(values.abs().max())
+
+
 @pytest.mark.skipif(sums_as_matrices(), reason="words are summed in another order there")
 @BODIES
 def test_compact_weights_change_no_bit(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -39,8 +38,9 @@ from lexshard.actors.body.self_test import (
 from lexshard.kernels.linear import Arithmetic
 from lexshard.loadtest.bench.synthetic.random_model import write_random_model
 from tests.support.quick import quick
-from tests.support.tiny_models import REFUSED, save_tiny
+from tests.support.tiny_models import REFUSED, mixture, save_tiny
 
+BOTH_KINDS = ["full_attention", "sliding_attention"]
 REASONS = {
     "gpt_oss": "s_aux",
     "bloom": "ALiBi",
@@ -235,6 +235,7 @@ def test_a_deep_model_of_which_rounding_makes_much_is_served_and_a_wrong_roundin
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 40, "head_dim": 64}
     write_random_model(tmp_path, seed=1, vocab_size=16_384, **shape)
     assert load(tmp_path, "bfloat16", device="cpu").body.name == "fused"
+    assert load(tmp_path, "bfloat16", body="general", device="cpu").body.batch_invariant
     forward = FusedBody.forward
 
     def half_lost(body: FusedBody, batch: Batch) -> torch.Tensor:
@@ -304,14 +305,27 @@ def _windows(*windows: int) -> list[AttentionSettings]:
 
 
 def test_a_sliding_layer_that_hides_its_window_is_refused() -> None:
-    by_layer = SimpleNamespace(layer_types=("full_attention", "sliding_attention"))
+    by_layer = AutoConfig.for_model("gemma2", num_hidden_layers=2, layer_types=BOTH_KINDS)
     check_windows(_windows(0, 8), by_layer)
     with pytest.raises(UnsupportedModelError, match="layer 1"):
         check_windows(_windows(0, 0), by_layer)
-    everywhere = SimpleNamespace(sliding_window=8)
+    everywhere = AutoConfig.for_model("mistral", sliding_window=8)
     check_windows(_windows(8, 8), everywhere)
     with pytest.raises(UnsupportedModelError, match="window of 8"):
         check_windows(_windows(0, 0), everywhere)
+
+
+def test_a_window_that_the_model_itself_does_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attention is told of any sliding_window, its mask is not: sequences of tests are too
+    short to show it."""
+    monkeypatch.setitem(REFUSED, "olmoe", mixture("OlmoeConfig", sliding_window=24))
+    save_tiny("olmoe", tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"24 tokens .* OlmoeConfig, .*: remove it"):
+        load(tmp_path)
+    _rewrite_config(tmp_path, sliding_window=None)
+    assert load(tmp_path, device="cpu").body.batch_invariant
 
 
 def test_a_body_attends_as_its_model_asks_for() -> None:
@@ -323,8 +337,9 @@ def test_a_body_attends_as_its_model_asks_for() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "attends"),
     [
-        # Of these transformers reads neither.
+        # Of these transformers reads none.
         ("mistral", {"use_sliding_window": False}, AttentionSettings(0.25, 11, 0.0)),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, None),
         ("gemma3_text", {"attn_logit_softcapping": 3.0}, None),
     ],
 )

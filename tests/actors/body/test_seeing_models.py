@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
+from lexshard.actors.body import loading
 from lexshard.actors.body.fused import FusedBody
-from lexshard.actors.body.loading import load
+from lexshard.actors.body.loading import check_before_weights, load
 from lexshard.actors.body.parallel.checks import check_folder_shared
 from lexshard.actors.body.parallel.loading import ParallelOptions, load_parallel
-from lexshard.actors.body.proven import recall_proven
+from lexshard.actors.body.proven import is_to_prove, recall_proven
 from lexshard.actors.body.self_test import run_alone
 from tests.support.parallel_cases import OF_FAMILY, SHARED
 from tests.support.thread_ranks import ThreadRanks
@@ -70,7 +72,23 @@ def test_its_text_is_computed_as_it_computes_it(prefix: str, tmp_path: Path) -> 
             assert float((ours - logits).abs().max()) < 1e-4 * float(logits.abs().max())
 
 
-def test_what_it_sees_with_is_not_loaded(tmp_path: Path) -> None:
+def test_what_it_sees_with_is_not_loaded_nor_asked_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = save_seeing(tmp_path)
     text = sum(each.numel() for each in model.model.language_model.parameters())
     assert load(tmp_path, "float32", device="cpu").parameters == text
+    monkeypatch.setattr(loading, "physical_memory", lambda: 8 * text)  # four twice for a moment
+    check_before_weights(tmp_path, 0, {"F32": 2 * text}, device="cpu")
+
+
+def test_it_is_proven_apart_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lexshard.actors.remembered.home_folder", lambda: tmp_path / "home")
+    save_seeing(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"].pop("hidden_activation")  # as Google's files do
+    file.write_text(json.dumps(config))
+    assert is_to_prove(tmp_path, "auto", "auto")
+    load(tmp_path, device="cpu")
+    assert not is_to_prove(tmp_path, "auto", "auto")

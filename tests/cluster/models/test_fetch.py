@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import scan_cache_dir
+from huggingface_hub import get_hf_file_metadata, scan_cache_dir
 from huggingface_hub.utils import WeakFileLock
 
-from lexshard.cluster.models.download import Downloads, DownloadStoppedError
+from lexshard.cluster.models.download import TRIES, Downloads, DownloadStoppedError
 from lexshard.cluster.models.files import RemoteFile
-from lexshard.cluster.models.names import HubName
+from lexshard.cluster.models.names import HubName, ModelNameError
 from lexshard.cluster.models.progress import FetchProgress
 from tests.support.hub_cases import NAME, WEIGHTS, Fetching
 from tests.support.hub_server import COMMIT, hub_serving
@@ -145,6 +146,22 @@ def test_a_mirror_that_knows_no_ranges_sends_all_of_it_again(fetching: Fetching)
     folder = fetching.folder()
     assert (folder / WEIGHTS).read_bytes() == (DEMO / WEIGHTS).read_bytes()
     assert fetching.server.sent() == SIZE + 1000
+
+
+def test_a_file_that_is_longer_than_the_hub_says_is_given_up(
+    fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "lexshard.cluster.models.download.get_hf_file_metadata",
+        lambda *given, **named: replace(get_hf_file_metadata(*given, **named), size=SIZE - 1),
+    )
+    downloads = Downloads(fetching.hub(), HubName(NAME), COMMIT)
+    endless = threading.Timer(60, downloads.stop)
+    endless.start()
+    with pytest.raises(ModelNameError, match="its length is not what the Hub says"):
+        downloads.fetch(RemoteFile(WEIGHTS, SIZE))
+    endless.cancel()
+    assert len(fetching.server.asked(WEIGHTS)) == TRIES
 
 
 def test_a_stop_leaves_what_has_come(fetching: Fetching) -> None:

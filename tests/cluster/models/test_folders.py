@@ -10,6 +10,7 @@ import pytest
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.models.folders import with_model_folders
 from lexshard.cluster.models.hub import Hub
+from lexshard.cluster.models.refusal import LoadingOptions
 from lexshard.serve_app.start.preflight import ready_to_start
 from lexshard.serve_app.start.readiness import StartupError
 from tests.support.hub_cases import NAME, Fetching
@@ -65,6 +66,19 @@ def test_what_needs_no_model_is_looked_at_before_one_is_fetched(fetching: Fetchi
             with pytest.raises(StartupError):
                 ready_to_start(ServeConfig(model=NAME, **wrong), fetching.said.append)
     assert fetching.server.requests == []
+
+
+def test_a_model_that_ranks_share_is_asked_about_as_such(
+    fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its draft is one process's."""
+    asked: list[LoadingOptions] = []
+    monkeypatch.setattr(
+        "lexshard.cluster.models.fetch.check_refusal", lambda *given: asked.append(given[-1])
+    )
+    config = ServeConfig(model=NAME, draft=DRAFT, tensor_parallel=4)
+    with_model_folders(config, fetching.said.append, weights=False)
+    assert [each.tensor_parallel for each in asked] == [4, None]
 
 
 def test_a_configuration_is_checked_without_weights(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from lexshard.cluster.models.hub import explained
 from lexshard.cluster.models.names import HubName
@@ -22,6 +23,7 @@ from tests.support.paths import DEMO
 from tests.support.quick import slow
 
 CPU = LoadingOptions(device="cpu")
+RANKS = LoadingOptions(device="cpu", tensor_parallel=2)
 
 
 def with_config(fetching: Fetching, **changed: Any) -> Repository:
@@ -83,6 +85,36 @@ def test_what_is_too_large_for_this_machine_is_refused_before_weights(
     # float32 weights, and their packed copies in bfloat16 while these are made.
     assert f"the weights need {6 << 40} bytes (6144.0 GiB)" in told
     assert "use a machine with more memory or a smaller model" in told
+    assert no_weights_asked(fetching)
+
+
+@pytest.mark.usefixtures("asked_here")
+@pytest.mark.parametrize(("spread", "bytes_each"), [(False, 2), (True, 1)])
+def test_ranks_need_less_memory_than_one_process(
+    spread: bool, bytes_each: int, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = "lexshard.actors.body.loading.physical_memory"
+    shared = structs.replace(RANKS, spread=spread)
+    fetching.server.repositories[NAME].parameters = {"BF16": 7_145_728}
+    monkeypatch.setattr(memory, lambda: bytes_each * 7_145_728)
+    assert "more memory" in fetching.refused(loading=CPU)
+    monkeypatch.setattr(memory, lambda: bytes_each * 7_145_728 - 1)
+    assert "more memory" in fetching.refused(loading=shared)
+    assert no_weights_asked(fetching)
+    monkeypatch.setattr(memory, lambda: bytes_each * 7_145_728)
+    assert (fetching.folder(loading=shared) / WEIGHTS).is_file()
+
+
+@pytest.mark.usefixtures("asked_here")
+@pytest.mark.parametrize(
+    ("changed", "ranks", "told"),
+    [({}, 8, "4, which 8 ranks cannot share"), ({"attention_bias": True}, 2, "does not share")],
+)
+def test_what_ranks_cannot_share_is_refused_before_weights(
+    changed: dict[str, Any], ranks: int, told: str, fetching: Fetching
+) -> None:
+    with_config(fetching, **changed)
+    assert told in fetching.refused(loading=structs.replace(RANKS, tensor_parallel=ranks))
     assert no_weights_asked(fetching)
 
 
