@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from lexshard.actors.drafter.task import Draft, DraftTask
 
-# A token takes 8 us and 420 bytes to index (n-grams of 2 to 4), in the engine's own thread.
+LENGTHS = (4, 3, 2)  # of n-grams, longest first
+# A token takes 8 us and 420 bytes to index, in the engine's own thread.
 TOKENS_PER_CALL = 4_096
 TOKENS_PER_SEQUENCE = 32_768  # the last ones, where there are more
 TOKENS_IN_ALL = 262_144
@@ -23,8 +24,7 @@ class _Index:
     ``_older`` those of the half before.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = lengths
+    def __init__(self) -> None:
         self._places = self._nothing()
         self._older = self._nothing()
         self._begin: int | None = None  # of what ``_places`` know
@@ -33,7 +33,7 @@ class _Index:
 
     def _nothing(self) -> dict[int, dict[tuple[int, ...], int]]:
         """By length of the n-gram, longest first: n-gram -> the place of the token behind it."""
-        return {length: {} for length in self._lengths}
+        return {length: {} for length in LENGTHS}
 
     def catch_up(self, history: list[int], most: int) -> int:
         """Add ``most`` n-grams that have a token behind them by now; how many were added."""
@@ -58,7 +58,7 @@ class _Index:
 
     def find(self, history: list[int]) -> int | None:
         """What followed the longest known n-gram at the end of ``history``."""
-        for length in self._lengths:
+        for length in LENGTHS:
             gram = tuple(history[-length:])
             place = self._places[length].get(gram) or self._older[length].get(gram)
             if place is not None:
@@ -67,8 +67,8 @@ class _Index:
 
 
 class LookupDrafter:
-    """Guesses what followed the most recent earlier occurrence of the longest of the last
-    ``longest`` to ``shortest`` tokens. Raises ValueError unless ``1 <= shortest <= longest``.
+    """Guesses what followed the most recent earlier occurrence of the last four tokens, else of
+    the last three or two.
 
     Each token is indexed once, after its sequence was first drafted for. Of a long prompt a call
     indexes a part, so that no step waits for it.
@@ -76,10 +76,7 @@ class LookupDrafter:
 
     name = "lookup"
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"n-grams of {longest} down to {shortest} tokens: give 1 or more")
-        self._lengths = range(longest, shortest - 1, -1)
+    def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
@@ -93,7 +90,7 @@ class LookupDrafter:
             if task.most > 0:
                 index = self._indices.get(task.sequence)
                 if index is None:
-                    index = self._indices[task.sequence] = _Index(self._lengths)
+                    index = self._indices[task.sequence] = _Index()
                 left -= index.catch_up(task.history, left)
                 place = index.find(task.history)
                 if place is not None:

@@ -66,16 +66,26 @@ def encode(lattice: Lattice, vocabulary_size: int) -> int:
 
 
 def decode(number: int, vocabulary_size: int, size: int, resolution: int) -> Lattice:
-    """What `encode` made ``number`` of. Raises ValueError for a number that it cannot have made."""
+    """What `encode` made ``number`` of, without tokens that count 0: of a whole vocabulary in few
+    parts nearly all would. Raises ValueError for a number that it cannot have made."""
     if not 1 <= size <= vocabulary_size or resolution < 1 or number < 0:
         raise ValueError(f"no lattice has {size} of {vocabulary_size} tokens")
     stars_and_bars = resolution + size - 1
     place, shared = divmod(number, math.comb(stars_and_bars, size - 1))
     if place >= math.comb(vocabulary_size, size):
         raise ValueError(f"no lattice of {size} of {vocabulary_size} tokens has this number")
-    bars = _subset(shared, size - 1, stars_and_bars)
-    counts = np.diff(np.array([-1, *bars, stars_and_bars])).astype(np.int64) - 1
-    return Lattice(np.array(_subset(place, size, vocabulary_size), np.int32), counts)
+    stars = np.array(_subset(shared, min(size - 1, resolution), stars_and_bars), np.int64)
+    if size - 1 <= resolution:  # these are the bars
+        stars = np.delete(np.arange(stars_and_bars), stars)
+    # As many bars stand before a star as tokens before its own.
+    places, counts = np.unique(stars - np.arange(resolution), return_counts=True)
+    told = min(size, vocabulary_size - size)
+    ids = np.array(_subset(place, told, vocabulary_size), np.int64)
+    if told < size:  # these are the tokens that are left out
+        ids = places + np.searchsorted(ids - np.arange(told), places, side="right")
+    else:
+        ids = ids[places]
+    return Lattice(ids.astype(np.int32), counts)
 
 
 def _rank(members: list[int], universe: int) -> int:
@@ -87,14 +97,12 @@ def _rank(members: list[int], universe: int) -> int:
 
 
 def _subset(place: int, size: int, universe: int) -> list[int]:
-    """The subset of ``size`` members below ``universe`` whose `_rank` is ``place``.
+    """The subset of ``size`` members below ``universe``, half of them at most, whose `_rank` is
+    ``place``.
 
     Its largest member is the largest with C(member, size) <= ``place``, and so on with what is
     left. The next binomial is a product away; one of thousands of digits costs milliseconds.
     """
-    if 2 * size > universe:
-        others = _subset(place, universe - size, universe)
-        return np.delete(np.arange(universe), others).tolist()
     members: list[int] = []
     member, binomial = universe, math.comb(universe, size)
     for left in range(size, 0, -1):

@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.messages import FinishReason, SamplingParameters
 from lexshard.actors.receipts.stop_rule import StopRule
 
-VERSION = 2
+VERSION = 3
 # Counts what changes a logit's bits: another order of sums, another rounding.
 ARITHMETIC_VERSION = 1
 DIGEST_BYTES = 8
@@ -30,10 +31,7 @@ DIGEST_BYTES = 8
 _NOT_OPTIONS = frozenset(
     {"seed", "logprobs", "prompt_logprobs", "certificate", "draft", "receipt", "labels"}
 )
-# What a digest says of a token beside its logit: a grammar left no other, so that nothing was
-# computed for it; or it was drawn, and a certificate says that the whole vocabulary was considered.
-_FORCED, _CERTIFIED = 0, 1
-_TOKEN = struct.Struct("<qqfB")  # place, id, logit, claim
+_TOKEN = struct.Struct("<qqf")  # place, id, logit
 
 
 class ReceiptError(ValueError):
@@ -54,19 +52,21 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made a reply: SHA-256 of the model's weights and configuration and of its tokenizer, and
-    the arithmetic."""
+    """What made a reply: SHA-256 of the model's weights and configuration and of its tokenizer, the
+    arithmetic, and the ids that end its texts, which files beside these may name."""
 
     model: str
     tokenizer: str
     arithmetic: Arithmetic
+    eos_token_ids: tuple[int, ...]
 
 
-def made_by(hashes: tuple[str, str], dtype: str, body: str, processor: str) -> Provenance:
+def made_by(hashes: tuple[str, str], told: EngineInformation) -> Provenance:
     """What makes replies of a model whose files have these ``hashes`` (`receipts.hashes`), as an
     engine tells of itself."""
-    name: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
-    return Provenance(*hashes, Arithmetic(ARITHMETIC_VERSION, name, body, processor))
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if told.dtype == "bfloat16" else "float32"
+    arithmetic = Arithmetic(ARITHMETIC_VERSION, dtype, told.body, told.processor)
+    return Provenance(*hashes, arithmetic, told.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ class DigestChain:
 
     def add(self, token_ids: Sequence[int], logits: Sequence[float]) -> None:
         """Those of more tokens, whose canonical logits are ``logits``, NaN where one was forced."""
-        contents, tokens = [], zip(token_ids, logits, strict=True)
-        for place, (token_id, logit) in enumerate(tokens, len(self.digests)):
-            claim = (0.0, _FORCED) if math.isnan(logit) else (logit, _CERTIFIED)
-            contents.append(_TOKEN.pack(place, token_id, *claim))
-        self._add(contents)
+        told = enumerate(zip(token_ids, logits, strict=True), len(self.digests))
+        self._add(
+            _TOKEN.pack(place, token_id, math.nan if math.isnan(logit) else logit)
+            for place, (token_id, logit) in told
+        )
 
     def end(self, finish_reason: FinishReason, stop_reason: int | str | None) -> bytes:
         """The digest of the end."""

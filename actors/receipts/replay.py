@@ -197,14 +197,16 @@ class Replay:
             self.verdict = ReplayVerdict(len(receipt.output_ids), self.equal)
 
     def _wrong_end(self, told: str) -> None:
-        if self.receipt.stop is not None and self._cause() == "other tokenizer":
+        if self._ends_differ():
+            self._settle("other model", told + self._why())
+        elif self.receipt.stop is not None and self._cause() == "other tokenizer":
             self._settle("other tokenizer", told + self._why())
         else:
             self._settle("altered", told)
 
     def _cause(self) -> Reason:
         made, here = self.receipt.made_by, self._here
-        if made.model != here.model:
+        if made.model != here.model or self._ends_differ():
             return "other model"
         if made.tokenizer != here.tokenizer:
             return "other tokenizer"
@@ -216,6 +218,10 @@ class Replay:
         ):
             return "other arithmetic"
         return "not its own"
+
+    def _ends_differ(self) -> bool:
+        """Whether other tokens end the texts of one of the two."""
+        return self.receipt.made_by.eos_token_ids != self._here.eos_token_ids
 
     def _sums_differ(self) -> bool:
         """Whether one of the two summed products of bfloat16 as AMX does, and the other not."""
@@ -229,8 +235,13 @@ class Replay:
         if own.body in BITS_OF_EVERY_MACHINE and self._sums_differ():
             needed = "amx" if own.processor == MATRICES else "avx512 or avx2"
             told += f": replay it with LEXSHARD_CPU={needed}"
+        made, here = self.receipt.made_by, self._here
+        model = "; the weights here are others than the receipt's"
+        if made.model == here.model:
+            ends = f"{[*here.eos_token_ids]}, in the receipt {[*made.eos_token_ids]}"
+            model = f"; ids that end a text here are {ends}: compare generation_config.json"
         return {
-            "other model": "; the weights here are others than the receipt's",
+            "other model": model,
             "other tokenizer": "; the tokenizer here is another than the receipt's",
             "other arithmetic": told,
         }.get(self._cause(), "; text, seed or options are not those of one reply of this model")

@@ -27,11 +27,12 @@ REFUSALS = (ValueError, OSError, RecursionError)  # among them every refusal of 
 INTERRUPTED = "what was told holds, the others were not tried"
 EQUAL, DIFFERENT, UNTRIED = 0, 1, 2  # exit statuses; see docs/receipts.md
 ALTERED_TEXT = "its tokens are right, its text differs from theirs"
+ALTERED_END = "its tokens are right, its finish_reason differs from theirs"
 IDS_ALONE = "; their ids alone are proven, its text was not compared"
 # How an engine here computes as the body of a receipt did.
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "fused": {"device": "cpu"},
-    "general": {"body": "general"},
+    "general": {"body": "general", "batch_invariant": True},  # as those with receipts are
     "parallel": {"tensor_parallel": 1, "device": "cpu"},  # the same bits for any number of ranks
 }
 
@@ -115,7 +116,7 @@ class Outcomes:
         self._started = time.monotonic()
 
     def take(self, index: int, outcome: ReplayVerdict | str) -> None:
-        """Tells it; of a reply whose tokens are right its text is compared first."""
+        """Tells it; of a reply whose tokens are right its text and end are compared first."""
         found, choice = self._found[index], ""
         told: dict[str, Any] = {"place": found.place, "choice": None}
         if found.receipt is not None:
@@ -128,8 +129,10 @@ class Outcomes:
             same = None
             if outcome.right and found.beside:
                 same = self._has_its_text(found)
-            if same is False:
-                outcome = replace(outcome, reason="altered", explanation=ALTERED_TEXT)
+                if same is False:
+                    outcome = replace(outcome, reason="altered", explanation=ALTERED_TEXT)
+                elif not found.has_its_end:
+                    outcome = replace(outcome, reason="altered", explanation=ALTERED_END)
             told |= {**outcome.as_json(), "equal_text": same}
             words = _words(outcome, ", and the text" if same else IDS_ALONE * bool(found.beside))
         self.told[index] = told
@@ -189,7 +192,7 @@ def _replayed(
                 yield index, "its stop strings take the model's tokenizer"
                 continue
             fitting.append(index)
-        here = made_by(model_hashes(folder), told.dtype, told.body, told.processor)
+        here = made_by(model_hashes(folder), told)
         spelling = None
         if tokenizer is not None:
             spelling = Spelling(tokenizer.token_bytes, tokenizer.visible_token_bytes)

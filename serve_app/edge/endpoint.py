@@ -38,12 +38,12 @@ from lexshard.serve_app.openai.errors import (
     shortened,
 )
 from lexshard.serve_app.openai.generation import failure_of
-from lexshard.serve_app.openai.preparation import Preparation
+from lexshard.serve_app.openai.preparation import Preparation, Wanted
 from lexshard.serve_app.openai.prompts import Prompt
 from lexshard.serve_app.openai.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_CHOICES,
-    MAX_LIST_ENTRIES,
+    CompletionRequest,
 )
 from lexshard.serve_app.request_record import RequestRecord
 from lexshard.serve_app.server_state import ServerState
@@ -135,10 +135,27 @@ class EdgeEndpoint:
         """A new session. Raises `ApiError` or `FrameError` for what is wrong with what is asked."""
         codec = await self._codec(opening)
         self._check_length(opening, codec.token_bits)
+        # Beside the loop: it may hold as many ids as a context, and as a vocabulary.
+        prompt, said, fields, wanted = await asyncio.to_thread(self._read, opening, codec, record)
+        self._check_room()  # from here on until its session is among the others, none begins
+        preparation = Preparation(self._state, fields, wanted, record)
+        ticket = preparation.admitted()
+        with ticket.released_on_error():
+            generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
+            request = generation.choices[0].request
+            labels = bool(opening.parameters.get("labels"))
+            parameters = replace(request.parameters, labels=labels)
+            asked = replace(request, choice=opening.choice, parameters=parameters, resumed_ids=said)
+            text = VerifiedText(codec, asked)
+            return EdgeSession(self._sessions, self._state, text, ticket, record)
+
+    def _read(
+        self, opening: wire.Opening, codec: FrameCodec, record: RequestRecord
+    ) -> tuple[tuple[int, ...], tuple[int, ...], CompletionRequest, Wanted]:
+        """Prompt, output so far, and what is asked. Raises `ApiError`."""
         prompt = wire.unpack_ids(opening.prompt, codec.token_bits)
         said = wire.unpack_ids(opening.said, codec.token_bits)
-        body = opening.parameters | {"prompt": list(prompt)}
-        labels = bool(body.pop("labels", False))
+        body = opening.parameters | {"prompt": list(prompt), "labels": None}
         fields = read_completion(self._state, body, record)
         if asks_for_constraint(fields):
             reason = "the text of a device cannot be held to a grammar"
@@ -146,24 +163,15 @@ class EdgeEndpoint:
         if not 0 <= opening.choice < MAX_CHOICES or fields.choices != 1 or fields.stop:
             raise bad_request("a session has one choice, and its device looks for 'stop'", "n")
         banned = [token for word in opening.bad_words for token in word]
-        # As many spellings, and tokens of them, as `TextReader.bad_words` may make of words.
-        many = len(opening.bad_words) > 4 * MAX_LIST_ENTRIES
-        if many or len(banned) > 16 * MAX_BAD_WORD_CHARACTERS:
+        # As many tokens as `TextReader.bad_words` may make of words.
+        if len(banned) > 16 * MAX_BAD_WORD_CHARACTERS:
             raise bad_request("'bad_words' are too many", "bad_words")
         for name, ids in (("said", said), ("bad_words", banned)):
             if not all(0 <= each < codec.vocabulary_size for each in ids):
                 raise bad_request(f"'{name}' hold ids that are none", name)
         if len(said) >= (fields.max_tokens or 1):
             raise bad_request(f"{len(said)} tokens are said already", "said")
-        preparation = Preparation(self._state, fields, wanted_of(fields), record)
-        ticket = preparation.admitted()
-        with ticket.released_on_error():
-            generation, _ = preparation.made([Prompt(prompt, None)], opening.bad_words, ticket)
-            request = generation.choices[0].request
-            parameters = replace(request.parameters, labels=labels)
-            asked = replace(request, choice=opening.choice, parameters=parameters, resumed_ids=said)
-            text = VerifiedText(codec, asked)
-            return EdgeSession(self._sessions, self._state, text, ticket, record)
+        return prompt, said, fields, wanted_of(fields)
 
     async def _codec(self, opening: wire.Opening) -> FrameCodec:
         """Of a device for which there is room, and which fits the model. Raises as `_opened`."""
@@ -172,7 +180,7 @@ class EdgeEndpoint:
         if opening.vocabulary != await self._vocabulary():
             reason = "the device's draft model has another tokenizer than the model served here"
             raise bad_request(reason, "vocabulary")
-        self._check_room()  # from here on until its session is among the others, none begins
+        self._check_room()
         size = self._state.information().vocabulary_size
         return FrameCodec(opening.mode, size, opening.resolution, opening.size)
 
@@ -208,7 +216,8 @@ class EdgeEndpoint:
                 await device.send_denial_response(error.response())
                 return
             await device.send_bytes(wire.encode(wire.Refused(error.status, error.message)))
-            await device.close(4000 + error.status, error.message[:120])
+            reason = error.message.encode()[:120].decode(errors="ignore")  # it has room for 123
+            await device.close(4000 + error.status, reason)
 
 
 @dataclass(slots=True, eq=False)

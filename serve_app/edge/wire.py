@@ -15,10 +15,21 @@ from msgspec.msgpack import Decoder
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.edge.frames import MOST_RESOLUTION, VERSION, EdgeMode
 from lexshard.actors.messages import Request, SequenceEvent
+from lexshard.serve_app.body_room import MAX_JSON_VALUES
+from lexshard.serve_app.openai.protocol import MAX_LIST_ENTRIES
 
 PATH = "/v1/edge"
 MOST_FRAME_BYTES = 64 * 1024  # 255 distributions over 262,144 tokens have less
+# An opening of a million ids of 18 bits that allows all of 262,144 tokens has 3.4 million.
+MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 BROKEN = 4500  # why a session is closed, beside 1000: 4000 and the status that HTTP has for it
+
+# Of a completion's fields, those that a session may have: bounded before anything is made of them.
+Ids = Annotated[list[int], Meta(max_length=MAX_JSON_VALUES)]
+Entries = Annotated[dict[str, float | str], Meta(max_length=MAX_LIST_ENTRIES)]
+Parameters = Annotated[
+    dict[str, bool | int | float | str | Ids | Entries | None], Meta(max_length=64)
+]
 
 
 class Cloud(msgspec.Struct, frozen=True):
@@ -40,8 +51,9 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     mode: EdgeMode
     vocabulary: str
     prompt: bytes
-    parameters: dict[str, Any]
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    parameters: Parameters
+    # A server takes 1,024 words, each of which may be several sequences of tokens.
+    bad_words: Annotated[tuple[tuple[int, ...], ...], Meta(max_length=4 * MAX_LIST_ENTRIES)] = ()
     choice: int = 0
     said: bytes = b""
     resolution: Annotated[int, Meta(ge=1, le=MOST_RESOLUTION)] = 100

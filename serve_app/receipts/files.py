@@ -27,6 +27,14 @@ class FoundReceipt:
     beside: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
 
+    @property
+    def has_its_end(self) -> bool:
+        """Whether the choice ends as its receipt does, if it says how: by calls of tools is a
+        stop."""
+        told: object = self.beside.get("finish_reason")
+        own = None if self.receipt is None else self.receipt.finish_reason
+        return told is None or ("stop" if told == "tool_calls" else told) == own
+
 
 def found_in(path: Path) -> Iterator[FoundReceipt]:
     """All that ``path``, a file or a folder of files, holds: at least one, if only a refusal."""

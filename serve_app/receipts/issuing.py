@@ -53,6 +53,12 @@ class ReceiptIssuer:
             raise bad_request(f"'receipt': none are written of {information.dtype}", "receipt")
         if not information.processor:
             raise bad_request("'receipt': this device writes none; ask its server", "receipt")
+        if not information.batch_invariant:
+            raise bad_request(
+                "'receipt': logits depend on the batch here, and no receipt could be replayed: on "
+                "one GPU start with --batch-invariant",
+                "receipt",
+            )
         if self._made_by is None:  # all that ask meanwhile wait for one look, and none ends it
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(information))
@@ -61,8 +67,7 @@ class ReceiptIssuer:
         return self._made_by
 
     async def _look(self, information: EngineInformation) -> None:
-        told = information.dtype, information.body, information.processor
-        self._made_by = made_by(await _hashes(self._config.model), *told)
+        self._made_by = made_by(await _hashes(self._config.model), information)
 
     def receipt_of(
         self, request: Request, made_by: Provenance, stop: StopRule | None, empty: bool

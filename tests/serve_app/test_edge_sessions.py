@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -25,7 +26,9 @@ from lexshard.serve_app.app import create_app
 from lexshard.serve_app.edge import endpoint, wire
 from lexshard.serve_app.edge.endpoint import EdgeEndpoint
 from lexshard.serve_app.edge.wire import Opened, Opening, Refused, Resuming, Told
+from lexshard.serve_app.openai.completions import read_completion
 from lexshard.serve_app.openai.parameters import completion_fields
+from lexshard.serve_app.openai.protocol import CompletionRequest
 from tests.support.mock_engine import EOS, VOCABULARY, MockEngine, Script, ids
 from tests.support.mock_server import TOKENIZER
 from tests.support.real_server import wait
@@ -107,6 +110,7 @@ def refused(client: TestClient, content: bytes | Opening | Resuming, **headers: 
         with pytest.raises(WebSocketDisconnect) as closed:
             device.receive_bytes()
         assert closed.value.code == 4000 + reply.status
+        assert len((closed.value.reason or "").encode()) <= 123  # more is no close
     return reply.status
 
 
@@ -193,6 +197,7 @@ def test_what_begins_no_session_is_refused() -> None:
             opening(vocabulary="another"),
             opening(parameters=[1]),
             opening(parameters=b"{"),
+            opening(parameters={"é" * 150: 1}),
             opening(prompt=b""),
             opening(prompt=wire.pack_ids((VOCABULARY,), CODEC.token_bits)),
             opening(said=wire.pack_ids(range(60), CODEC.token_bits)),
@@ -204,6 +209,32 @@ def test_what_begins_no_session_is_refused() -> None:
             assert refused(client, content) == 400
         assert engine.requests == []
         assert refused(client, Resuming("no such session", 4)) == 404
+
+
+def test_an_opening_is_bounded_before_anything_is_made_of_it() -> None:
+    """Decoded, 1.9 MB of lists in a list would be 120."""
+    nested = wire.encode(opening(parameters={"x": [[]] * 1_900_000}))
+    with connected() as (client, engine):
+        tracemalloc.start()
+        assert refused(client, nested) == 400
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 16 * 2**20
+        for wrong in ({"x": [1] * 1_100_000}, {"x": {"y": []}}, {str(n): 1 for n in range(99)}):
+            assert refused(client, opening(parameters=wrong)) == 400
+        assert engine.requests == []
+
+
+def test_the_largest_opening_that_a_device_may_need_is_read() -> None:
+    """A million ids of 18 bits, and every token of 262,144 allowed."""
+    largest = opening(
+        prompt=bytes(18 * 10**6 // 8),
+        parameters={"allowed_token_ids": [*range(262_144)]},
+        bad_words=((262_143,),) * 4_096,
+    )
+    content = wire.encode(largest)
+    assert len(content) < wire.MOST_MESSAGE_BYTES
+    assert wire.decode_beginning(content) == largest
 
 
 @pytest.mark.parametrize("field", ["prompt", "said"])
@@ -372,6 +403,25 @@ def test_a_text_is_counted_when_it_ends(caplog: pytest.LogCaptureFixture) -> Non
     with connected(Script([(*ids("a"), EOS)])) as (client, _), begun(client) as (device, _):
         assert told_by(device).finish_reason == "stop"
         wait(lambda: "status=200 prompt=4 completion=2" in caplog.text, 10, "the line of its log")
+
+
+def test_an_opening_that_takes_long_to_read_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may allow as many tokens as a vocabulary has."""
+    answered, in_time = threading.Event(), list[bool]()
+
+    def slowly(*asked: Any) -> CompletionRequest:
+        in_time.append(answered.wait(10))
+        return read_completion(*asked)
+
+    monkeypatch.setattr(endpoint, "read_completion", slowly)
+    with connected() as (client, _), client.websocket_connect(wire.PATH) as device:
+        device.send_bytes(wire.encode(opening()))
+        assert client.get("/health").status_code == 200
+        answered.set()
+        assert isinstance(wire.decode_reply(device.receive_bytes()), Opened)
+    assert in_time == [True]
 
 
 def test_a_frame_that_takes_long_to_read_keeps_no_other_waiting(

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lexshard.actors.messages import FinishReason, Request, SamplingParameters, SequenceEvent
 from lexshard.actors.receipts.document import (
     ARITHMETIC_VERSION,
+    VERSION,
     Arithmetic,
     DigestChain,
     Provenance,
@@ -218,7 +219,7 @@ def test_a_stream_tells_how_far_each_has_come_and_then_the_same(
         assert equal[-1] == verdict["equal_tokens"]
 
 
-HERE = Provenance("a" * 64, "b" * 64, Arithmetic(ARITHMETIC_VERSION, "float32", "fused", "-"))
+HERE = Provenance("a" * 64, "b" * 64, Arithmetic(ARITHMETIC_VERSION, "float32", "fused", "-"), ())
 
 
 async def provenance(*_: Any) -> Provenance:
@@ -231,7 +232,7 @@ def a_receipt() -> Receipt:
     chain.add((4, 5, 6), (1.0, 1.0, 1.0))
     chain.end("length", None)
     said = (1, 2, 3), (4, 5, 6), "length", None, chain.header, tuple(chain.digests)
-    return Receipt(2, HERE, 5, 0, options, None, *said)
+    return Receipt(VERSION, HERE, 5, 0, options, None, *said)
 
 
 @pytest.mark.timeout(60)
@@ -287,7 +288,7 @@ def test_what_is_no_receipt_is_refused(server: Server, receipts: list[dict[str, 
     options = good["options"]
     wrong: list[Any] = [
         {},
-        {"version": 2},
+        {"version": VERSION},
         {**good, "prompt_ids": [10**9]},
         {**good, "prompt_ids": [1] * 5000},
         {**good, "options": {**options, "grammar": "%json {"}},
@@ -459,6 +460,23 @@ def test_first_receipts_wait_for_one_look_at_the_models_files(
     information = replace(MockEngine().information, processor="avx2")
     asyncio.run(scenario())
     assert len(looks) == 2
+
+
+def test_where_logits_depend_on_the_batch_receipts_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay computes many rows at once: it would say of a server's own that they are not."""
+
+    async def hashes(_: str) -> tuple[str, str]:
+        return "weights", "tokenizer"
+
+    monkeypatch.setattr(issuing, "_hashes", hashes)
+    issuer = ReceiptIssuer(ServeConfig(model="mock"))
+    told = replace(MockEngine().information, processor="a GPU", batch_invariant=False)
+    with pytest.raises(ApiError, match="start with --batch-invariant") as refused:
+        asyncio.run(issuer.provenance(told))
+    assert (refused.value.status, refused.value.parameter) == (400, "receipt")
+    assert asyncio.run(issuer.provenance(replace(told, batch_invariant=True)))
 
 
 def test_where_tokens_depend_on_drafts_receipts_are_refused() -> None:

@@ -141,14 +141,17 @@ def test_a_folder_is_tried_whole_and_ends_with_the_worst(
         "f-chat": {"choices": [{"index": 0, "message": {"content": text}, "receipt": signed}]},
         "g-called": {"choices": [{"message": {"tool_calls": [{}]}, "receipt": GOOD}]},
         "h-receipt": GOOD,
+        "i-other-end": {"choices": [choice(text, finish_reason="stop")]},
+        "j-piece": {"choices": [{"finish_reason": "stop", "delta": {}, "receipt": GOOD}]},
     }
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text("{" if content is None else json.dumps(content))
     verdicts = tmp_path / "verdicts"
     assert replayed(tmp_path, more=("--json", str(verdicts))) == replay.DIFFERENT
     told = capsys.readouterr().out
-    assert told.splitlines()[-1].startswith("4 of 9 equal, 3 not tried; ")
-    assert "9 of 9: " in told
+    assert told.splitlines()[-1].startswith("4 of 11 equal, 3 not tried; ")
+    assert "11 of 11: " in told
+    assert told.count("its finish_reason differs") == 2
     assert "its text was not compared" in told
     found = [
         (Path(each["place"]).stem[0], each["equal"], each["reason"], each.get("equal_text"))
@@ -164,6 +167,8 @@ def test_a_folder_is_tried_whole_and_ends_with_the_worst(
         ("f", True, None, True),
         ("g", True, None, None),
         ("h", True, None, None),
+        ("i", False, "altered", True),
+        ("j", False, "altered", None),
     ]
     good = tmp_path / "a-good.json"
     assert replayed(good) == replay.UNTRIED  # equal, but one choice has no receipt
@@ -188,7 +193,7 @@ def test_receipts_are_replayed_on_the_body_that_made_them(
     assert replayed(tmp_path) == replay.UNTRIED
     common = {"dtype": "float32", "threads": 1}
     assert seen == [
-        {**common, "body": "general", "receipts": 2},
+        {**common, "body": "general", "batch_invariant": True, "receipts": 2},
         {**common, "device": "cpu", "receipts": 1},
         {**common, "device": "cpu", "tensor_parallel": 1, "receipts": 1},
     ]

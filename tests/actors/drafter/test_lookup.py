@@ -16,9 +16,9 @@ def task(history: list[int], most: int = 5, sequence: int = 0) -> DraftTask:
     return DraftTask(sequence, history, most, 0, 0.0)
 
 
-def searched(history: list[int], most: int, longest: int, shortest: int) -> list[int]:
+def searched(history: list[int], most: int) -> list[int]:
     """The answer by looking everywhere."""
-    for length in range(longest, shortest - 1, -1):
+    for length in (4, 3, 2):
         for end in range(len(history) - 1, length - 1, -1):
             if history[end - length : end] == history[-length:]:
                 return history[end : end + most]
@@ -29,17 +29,15 @@ def searched(history: list[int], most: int, longest: int, shortest: int) -> list
     history=st.lists(st.integers(0, 3), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=8),
     most=st.integers(1, 6),
-    lengths=st.tuples(st.integers(1, 5), st.integers(1, 5)),
 )
 def test_the_longest_and_latest_occurrence_is_continued(
-    history: list[int], cuts: list[int], most: int, lengths: tuple[int, int]
+    history: list[int], cuts: list[int], most: int
 ) -> None:
     """Whenever it is asked while the history grows."""
-    longest, shortest = max(lengths), min(lengths)
-    drafter = LookupDrafter(longest, shortest)
+    drafter = LookupDrafter()
     for cut in [*sorted(cuts), len(history)]:
         known = history[:cut]
-        expected = searched(known, most, longest, shortest)
+        expected = searched(known, most)
         assert guessed(drafter, [task(known, most)]) == [expected]
 
 
@@ -51,12 +49,6 @@ def test_every_sequence_has_its_own_text() -> None:
     drafter.forget(7)
     drafter.forget(12345)
     assert guessed(drafter, [task(other, 2, sequence=7)]) == [[9, 9]]
-
-
-@pytest.mark.parametrize("lengths", [(2, 3), (3, 0)])
-def test_n_grams_have_a_length(lengths: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="n-grams"):
-        LookupDrafter(*lengths)
 
 
 def test_a_long_prompt_holds_up_no_other_and_is_known_after_some_steps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import timeit
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -30,6 +31,16 @@ def lattices(draw_one: st.DrawFn) -> tuple[Lattice, int]:
     return Lattice(ids, np.array(counts, np.int64)), vocabulary_size
 
 
+def check_comes_back(lattice: Lattice, vocabulary_size: int) -> int:
+    """Its number, of which the same is drawn and tested: what counts nothing is not told."""
+    number = encode(lattice, vocabulary_size)
+    size, resolution = len(lattice.ids), int(lattice.counts.sum())
+    found = decode(number, vocabulary_size, size, resolution)
+    assert found.ids.tolist() == lattice.likely.tolist()
+    assert found.counts.tolist() == lattice.counts[lattice.counts > 0].tolist()
+    return number
+
+
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(lattices())
@@ -37,11 +48,8 @@ def test_what_is_decoded_is_what_was_encoded(case: tuple[Lattice, int]) -> None:
     """The members are those that bisection finds, and bits are within one of the formula."""
     lattice, vocabulary_size = case
     size, resolution = len(lattice.ids), int(lattice.counts.sum())
-    number = encode(lattice, vocabulary_size)
-    found = decode(number, vocabulary_size, size, resolution)
-    assert found.ids.tolist() == lattice.ids.tolist()
-    assert found.counts.tolist() == lattice.counts.tolist()
-    told = found.ids.tolist()
+    number = check_comes_back(lattice, vocabulary_size)
+    told = lattice.ids.tolist()
     if 2 * size > vocabulary_size:  # the others, which are fewer
         told = sorted({*range(vocabulary_size)} - {*told})
     place = number // math.comb(resolution + size - 1, size - 1)
@@ -54,21 +62,26 @@ def test_what_is_decoded_is_what_was_encoded(case: tuple[Lattice, int]) -> None:
 
 
 def test_every_lattice_has_one_number_and_every_number_one_lattice() -> None:
-    vocabulary_size, size, resolution = 6, 3, 4
-    ways = math.comb(6, 3) * math.comb(6, 2)
-    for number in range(ways):
-        lattice = decode(number, vocabulary_size, size, resolution)
-        assert encode(lattice, vocabulary_size) == number
-        assert lattice.counts.sum() == resolution
-    with pytest.raises(ValueError, match="no lattice"):
-        decode(ways, vocabulary_size, size, resolution)
+    """Few tokens and most, with fewer parts than tokens and with more."""
+    for size, resolution in ((3, 4), (5, 2), (6, 3), (2, 5)):
+        shares = [each for each in product(range(6), repeat=size) if sum(each) == resolution]
+        numbers = [
+            check_comes_back(Lattice(np.array(ids, np.int32), np.array(counts, np.int64)), 6)
+            for ids in combinations(range(6), size)
+            for counts in shares
+        ]
+        ways = math.comb(6, size) * math.comb(resolution + size - 1, size - 1)
+        assert sorted(numbers) == list(range(ways))
+        with pytest.raises(ValueError, match="no lattice"):
+            decode(ways, 6, size, resolution)
 
 
 @pytest.mark.parametrize("size", [2, 1_400, 1_600, 2_999])
 def test_thousands_of_members_are_found_as_well(size: int) -> None:
-    ways = math.comb(3_000, size) * math.comb(2_000 + size - 1, size - 1)
-    for number in (0, ways // 3, ways - 1):
-        assert encode(decode(number, 3_000, size, 2_000), 3_000) == number
+    random = np.random.default_rng(size)
+    for shares in (np.full(size, 1 / size), np.eye(1, size)[0], np.eye(1, size, size - 1)[0]):
+        ids = np.sort(random.choice(3_000, size, replace=False)).astype(np.int32)
+        check_comes_back(Lattice(ids, random.multinomial(2_000, shares)), 3_000)
 
 
 def bisected(place: int, size: int, end: int) -> list[int]:
@@ -120,10 +133,7 @@ def test_a_million_distributions_come_back() -> None:
         ids = np.unique(some).astype(np.int32)
         resolution = (1, 10, 100, 1_000)[random.integers(4)]
         counts = np.bincount(random.integers(0, len(ids), resolution), minlength=len(ids))
-        lattice = Lattice(ids, counts)
-        found = decode(encode(lattice, vocabulary_size), vocabulary_size, len(ids), resolution)
-        assert found.ids.tolist() == ids.tolist()
-        assert found.counts.tolist() == counts.tolist()
+        check_comes_back(Lattice(ids, counts), vocabulary_size)
 
 
 @pytest.mark.timed

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lexshard.actors.messages import SamplingParameters
 from lexshard.actors.receipts.document import (
+    VERSION,
     Arithmetic,
     DigestChain,
     Provenance,
@@ -33,7 +34,7 @@ from lexshard.actors.receipts.signature import Signer, signed_by
 from lexshard.actors.receipts.stop_rule import StopRule
 from tests.support.paths import ROOT
 
-MADE_BY = Provenance("a" * 64, "b" * 64, Arithmetic(1, "bfloat16", "fused", "AVX2"))
+MADE_BY = Provenance("a" * 64, "b" * 64, Arithmetic(1, "bfloat16", "fused", "AVX2"), (4, 0))
 
 
 STOP = StopRule(("end", "\u00e9\n"), True, False, (3,))
@@ -49,10 +50,8 @@ def receipt(
     chain = DigestChain(MADE_BY, seed, 0, options, stop, prompt)
     chain.add(output, (1.5, math.nan, -2.0))
     chain.end("length", None)
-    digests = tuple(chain.digests)
-    return Receipt(
-        2, MADE_BY, seed, 0, options, stop, prompt, output, "length", None, chain.header, digests
-    )
+    told = chain.header, tuple(chain.digests)
+    return Receipt(VERSION, MADE_BY, seed, 0, options, stop, prompt, output, "length", None, *told)
 
 
 @settings(deadline=None)
@@ -106,7 +105,7 @@ def test_the_published_schema_describes_receipts() -> None:
     for each in (receipt(), receipt(stop=None), signed):
         assert judge.is_valid(json.loads(json.dumps(each.as_json())))
     assert not any(
-        judge.is_valid(each) for each in (wrong(more=1), wrong(seed=5), wrong(version=1))
+        judge.is_valid(each) for each in (wrong(more=1), wrong(seed=5), wrong(version=2))
     )
     assert set(schema["properties"]) == {field.name for field in fields(Receipt)}
     rule = schema["properties"]["stop"]["anyOf"][1]
@@ -124,9 +123,9 @@ def wrong(**changes: Any) -> dict[str, Any]:
         [],
         "receipt",
         {},
-        {"version": 2},
-        wrong(version=1),
-        wrong(version="2"),
+        {"version": VERSION},
+        wrong(version=2),
+        wrong(version="3"),
         wrong(more=1),
         wrong(seed=5),
         wrong(seed="-5"),
@@ -153,6 +152,7 @@ def wrong(**changes: Any) -> dict[str, Any]:
         wrong(stop=["end"]),
         wrong(made_by=None),
         wrong(made_by={"model": "", "tokenizer": ""}),
+        wrong(made_by={**asdict(MADE_BY), "eos_token_ids": ["0"]}),
         wrong(options=None),
         wrong(options={}),
         wrong(options={**receipt().options, "temperature": "1"}),

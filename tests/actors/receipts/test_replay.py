@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.messages import FinishReason, Request
+from lexshard.actors.messages import FinishReason, Request, SamplingParameters
 from lexshard.actors.receipts.document import (
     ARITHMETIC_VERSION,
     Arithmetic,
@@ -282,6 +282,32 @@ def test_a_model_of_another_name_is_told_of_though_every_token_is_equal(
         engine, receipts[:1], replace(here, arithmetic=arithmetic), spelling()
     )
     assert verdict.right
+
+
+def test_a_copy_whose_texts_end_with_other_ids_calls_no_reply_altered(
+    engine: Engine, prompt_ids: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """``generation_config.json`` may name them, of which there is no hash."""
+    parameters = SamplingParameters(temperature=0.0, max_tokens=20, receipt=True)
+    request = Request("", 0, prompt_ids[0], parameters)
+    longer = with_rule(engine, request, None)
+    folder = tmp_path / "demo"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.lexshard*"))
+    ends = {"eos_token_id": [longer.output_ids[5]]}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    told = {"dtype": "float32", "device": "cpu", "threads": 1, "max_model_len": 128}
+    other = Engine(EngineConfiguration(str(folder), head="dense", **told))
+    try:
+        shorter = with_rule(other, request, None)
+        assert shorter.output_ids == longer.output_ids[: len(shorter.output_ids)]
+        assert (shorter.finish_reason, len(shorter.output_ids) < 7) == ("stop", True)
+        found = [*verdicts_of(engine, [shorter]), *verdicts_of(other, [longer])]
+    finally:
+        other.close()
+    assert [(each.reason, each.equal) for each in found] == [
+        ("other model", len(shorter.output_ids))
+    ] * 2
+    assert "generation_config.json" in found[0].explanation
 
 
 @pytest.mark.parametrize(
