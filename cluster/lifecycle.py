@@ -7,9 +7,10 @@ import os
 import secrets
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from shutil import disk_usage
 
 LOOPBACK = "127.0.0.1"  # where a Ray of our own is
-OBJECT_STORE_BYTES = 128 * 1024 * 1024  # messages travel elsewhere; the store holds next to nothing
+OBJECT_STORE_BYTES = 128 * 1024 * 1024  # besides heads; messages travel elsewhere
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps the node's address at 127.0.0.1
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -21,6 +22,7 @@ ENVIRONMENT = {
 }
 # Where there are no agents to export metrics.
 LEAN_ENVIRONMENT = {"RAY_enable_metrics_collection": "0"}
+logger = logging.getLogger("lexshard.shards")
 
 
 def prepare_environment(environment: dict[str, str] | None = None) -> None:
@@ -38,14 +40,30 @@ def prepare_environment(environment: dict[str, str] | None = None) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+def store_bytes(heads: int) -> int:
+    """Of an object store with room for ``heads``, too, as far as shared memory has it: Ray would
+    keep all of a larger one on a disk."""
+    wanted = OBJECT_STORE_BYTES + heads
+    room = disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    if heads and wanted > room:
+        told = "/dev/shm has room for %.1f of %.1f GiB of heads: Ray keeps the rest on a disk"
+        logger.warning(told, room / 2**30, wanted / 2**30)
+    return max(OBJECT_STORE_BYTES, min(wanted, room))
+
+
 def start_local_ray(
-    environment: dict[str, str] | None = None, *, workers: int = 0, dashboard: bool = False
+    environment: dict[str, str] | None = None,
+    *,
+    workers: int = 0,
+    dashboard: bool = False,
+    heads: int = 0,
 ) -> str | None:
     """A Ray node of this process's own; connects to none that is already running. See
     `prepare_environment`.
 
-    ``workers`` processes are started before they are asked for. Only with a ``dashboard``, whose
-    address is returned, there are Ray's agents, too (`cluster.lean.node`).
+    ``workers`` processes are started before they are asked for; ``heads`` are the bytes of output
+    heads whose shards are actors. Only with a ``dashboard``, whose address is returned, there are
+    Ray's agents, too (`cluster.lean.node`).
     """
     prepare_environment(environment if dashboard else LEAN_ENVIRONMENT | (environment or {}))
     import ray
@@ -54,7 +72,7 @@ def start_local_ray(
         context = ray.init(
             address="local",
             include_dashboard=dashboard,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=store_bytes(heads),
             logging_level=logging.ERROR,
             log_to_driver=True,
         )

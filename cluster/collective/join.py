@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.distributed import Store
 
-from lexshard.actors.collective import ROOT, Collective, SingleProcess
+from lexshard.actors.collective import ROOT, Collective
 from lexshard.cluster.collective.gloo_links import GlooLinks, open_store
 from lexshard.cluster.collective.nccl_links import CupyGroup, NcclLinks
 from lexshard.cluster.collective.star import StarCollective
@@ -37,8 +37,7 @@ class GroupPlan:
 def join(
     plan: GroupPlan, rank: int, *, store: Store | None = None, device: torch.device | None = None
 ) -> Collective:
-    """The group of ``plan`` as its process ``rank`` sees it, all connections open; for a group of
-    one there is nothing to open.
+    """The group of ``plan`` as its process ``rank`` sees it, all connections open.
 
     ``store`` is the root's (`gloo_links.open_store`), opened before the plan was made, for its
     port; ``device`` is this process' GPU. Raises ValueError for a plan that cannot be followed and
@@ -46,8 +45,6 @@ def join(
     """
     if plan.nccl and (device is None or device.type != "cuda"):
         raise ValueError("a group with NCCL needs the CUDA device of every process")
-    if plan.size == 1:
-        return SingleProcess()
     if store is None:
         store = open_store(plan.host, plan.port, plan.forming_seconds, root=rank == ROOT)
     links = GlooLinks(

@@ -87,9 +87,7 @@ class StarCollective:
         else:
             states = hidden.to(device).contiguous()
         with self._traffic["hidden"].measured() as traffic:
-            if self.size == 1:
-                pass
-            elif self._device is not None:
+            if self._device is not None:
                 self._device.broadcast(states)
                 if self.rank == ROOT:
                     traffic.bytes_sent += states.nbytes

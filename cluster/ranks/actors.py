@@ -2,7 +2,8 @@
 
 An actor that dies closes its connections, which all that wait for it see at once. One of this node
 that has been stopped for a second (`cluster.roles.stopped`) is killed; one of another, or whose
-node cannot be reached, keeps a step waiting for as long as a rank may.
+node cannot be reached, keeps a step waiting for as long as a rank may. A node that vanishes while a
+rank loads there is noticed by its silence (`notice_loss`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lexshard.cluster.ports import own_address
 from lexshard.cluster.ranks.gang import RankGang
 from lexshard.cluster.ranks.meeting import GroupMeeting, first_part, meeting_of, use_device
 from lexshard.cluster.ranks.server import serve_rank
-from lexshard.cluster.ranks.sockets import KEY_BYTES, greeted, heard
+from lexshard.cluster.ranks.sockets import KEY_BYTES, greeted, heard, notice_loss
 from lexshard.cluster.roles.actor import answer_of, own_node, place_in_cluster, start_actor
 from lexshard.cluster.roles.stopped import LOOK_SECONDS, StoppedProcess
 
@@ -156,10 +157,10 @@ class ActorRank:
         except (PeerLostError, TimeoutError, OSError) as error:
             ray.kill(self._actor)
             raise RankLostError(f"rank {part.rank} could not be started: {error}") from error
-        found[1].settimeout(None)
+        notice_loss(found[1])
         self._local = self.place.node == own_node()
         self._stopped = StoppedProcess(self.place.process_id)
-        self.link = Link(found[1])
+        self.link = Link(found[1], StoppedProcess(self.place.process_id) if self._local else None)
 
     def look(self) -> None:
         """Kills it where it is of this node and has been stopped for good."""

@@ -27,7 +27,7 @@ from lexshard.actors.collective import CollectiveError
 from lexshard.actors.packed_arrays import encode
 from lexshard.actors.role import Place, RunningRole
 from lexshard.cluster.link import Link, PeerLostError
-from lexshard.cluster.ranks.server import Meeting
+from lexshard.cluster.ranks.server import NOT_MET, Meeting
 from lexshard.cluster.ranks.sockets import KEY_BYTES
 
 # Replacements in a row of those that are lost before they have begun.
@@ -171,7 +171,8 @@ class RankGang(ABC):
             self.tell(told)
             own.meet(told)
             for number in range(len(self._members)):
-                self.answer(number, told.question)
+                if self.answer(number, told.question) == GroupMember(told.question, NOT_MET):
+                    raise PeerLostError(f"rank {number + 1} has not met the others")
         except (PeerLostError, CollectiveError) as error:
             raise RankLostError(str(error)) from error
         return own.exchange

@@ -23,6 +23,8 @@ from lexshard.actors.packed_arrays import encode
 from lexshard.cluster.link import Link, PeerLostError
 from lexshard.cluster.ranks.rank_shard import RankShard
 
+NOT_MET = ("", 0)  # the place that a rank gives which has not met the others
+
 
 class Meeting(Protocol):
     """How a rank comes together with the others."""
@@ -43,7 +45,8 @@ class Meeting(Protocol):
 
 def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
     """Makes the rank of ``part`` and does what comes over ``link``; returns when that has ended, or
-    when the rank cannot be made, which it says.
+    when the rank cannot be made, which it says. Where another is lost while they meet, it says so
+    and is there for the next group.
 
     What a step raises ends this, as a loss of its process would.
     """
@@ -59,7 +62,7 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
                 case ComputeBatch() as told:
                     shard.hidden = rank.forward(told.batch, meeting.exchange)
                     if shard.hidden is None:
-                        meeting.leave()  # so that who waits for this rank knows, too
+                        meeting.leave()  # so that those that wait for this rank know, too
                 case AllocateCache(blocks):
                     rank.allocate(blocks)
                 case RecordGraphs(sequences, blocks):
@@ -73,7 +76,12 @@ def serve_rank(link: Link, part: RankPart, meeting: Meeting) -> None:
                 case FormGroup(question):
                     link.send(encode(GroupMember(question, meeting.form())))
                 case MeetGroup() as told:
-                    meeting.meet(told)
-                    link.send(encode(GroupMember(told.question)))
+                    met = GroupMember(told.question)
+                    try:
+                        meeting.meet(told)
+                    except PeerLostError:
+                        meeting.leave()  # so that those that wait for this rank know, too
+                        met = GroupMember(told.question, NOT_MET)
+                    link.send(encode(met))
     except PeerLostError:
         return

@@ -17,6 +17,9 @@ from lexshard.cluster.link import PeerLostError
 from lexshard.kernels.parallel import ROWS_AT_ONCE, Exchange, rounds_of
 
 KEY_BYTES = 16
+# After how many seconds a machine that says nothing is asked whether it is there, after how many
+# again, and how often; each where the system has it.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _GREETING = struct.Struct(f"<{KEY_BYTES}sq")  # the key, the rank that greets
 
 
@@ -112,6 +115,15 @@ def heard(listener: socket.socket, key: bytes, seconds: float) -> tuple[int, soc
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return rank, end
         end.close()
+
+
+def notice_loss(end: socket.socket) -> None:
+    """A read at ``end`` notices that the other's machine has vanished, though no end of the
+    connection was told. One that only computes may do so for as long as it takes."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _give_up_after(end: socket.socket, seconds: float) -> None:

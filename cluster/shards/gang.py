@@ -27,8 +27,8 @@ from lexshard.cluster.shards.actor import BESIDE, ShardActor, ShardPlace
 from lexshard.cluster.topology.configured import configured_assignment
 from lexshard.cluster.topology.reservation import Reservation
 
-# A shard that does not answer for so long is killed; one that starts has as long as a model takes.
-ANSWER_SECONDS, START_SECONDS = 1.0, 600.0
+# After so long one is lost that does not answer, a spare that loads, a shard that starts.
+ANSWER_SECONDS, LOADING_SECONDS, START_SECONDS = 1.0, 30.0, 600.0
 NCCL_FORMING_SECONDS = 60.0
 # Until Ray has noticed that a node is lost, it may send the replacement of what was lost there.
 NODE_LOSS_SECONDS, PAUSE_SECONDS = 30.0, 0.5
@@ -57,7 +57,6 @@ class ShardGang:
             parts = on_devices_apart(parts, torch.cuda.device_count())
         nowhere: list[Mapping[str, Any]] = [{}]
         self._options = list(reservation.shards) if reservation else len(parts) * nowhere
-        self._spare_options = list(reservation.spares) if reservation else spares * nowhere
         self._parts = [ray.put(part) for part in parts]  # for later ones, too
         self._said = [(part.device, f"{len(part.owned.ids)} tokens") for part in parts]
         self._device = torch.device(parts[0].device).type  # the root's is of the same kind
@@ -68,7 +67,7 @@ class ShardGang:
         self._actors: list[Any] = [
             _start(options, part) for part, options in zip(self._parts, self._options, strict=True)
         ]
-        self._spares = [_start(options) for options in self._spare_options]
+        self._spares = list(map(_Spare, reservation.spares if reservation else spares * nowhere))
         try:
             self._places = [self._place(rank) for rank in range(1, self._size)]
         except BaseException:
@@ -107,7 +106,7 @@ class ShardGang:
 
     def close(self) -> None:
         """Ends every actor. Closing twice is harmless."""
-        for actor in (*self._actors, *self._spares):
+        for actor in (*self._actors, *(spare.actor for spare in self._spares)):
             ray.kill(actor)
         self._actors, self._spares = [], []
 
@@ -116,7 +115,7 @@ class ShardGang:
         return len(self._parts) + 1
 
     def _replace_the_lost(self) -> None:
-        lost = [rank for rank in range(1, self._size) if not self._answers(rank)]
+        lost = [rank for rank, actor in enumerate(self._actors, 1) if not _answers(actor)]
         for rank in lost:
             logger.warning("shard %d of %d does not answer and is replaced", rank, self._size)
             ray.kill(self._actors[rank - 1])
@@ -138,23 +137,19 @@ class ShardGang:
             self._actors[rank - 1] = _start(self._options[rank - 1], self._parts[rank - 1])
 
     def _replacement(self, rank: int) -> Any:
-        """A spare, where there is one, whose place another takes."""
+        """The first spare that answers, where there is one. The places of those that were asked are
+        others' then: what does not answer is lost, too."""
         part, left = self._parts[rank - 1], self._options[rank - 1]
-        if not self._spares:
-            return _start(left, part)
-        spare = self._spares.pop(0)
-        spare.take.remote(part)
-        self._options[rank - 1] = self._spare_options.pop(0)
-        self._spares.append(_start(left))
-        self._spare_options.append(left)
-        return spare
-
-    def _answers(self, rank: int) -> bool:
-        try:
-            answer_of(self._actors[rank - 1].place.remote(), ANSWER_SECONDS)
-        except (PeerLostError, TimeoutError):
-            return False
-        return True
+        for _ in range(len(self._spares)):
+            spare = self._spares.pop(0)
+            if spare.answers():
+                self._spares.append(_Spare(left))
+                self._options[rank - 1] = spare.options
+                spare.actor.take.remote(part)
+                return spare.actor
+            ray.kill(spare.actor)
+            self._spares.append(_Spare(spare.options))
+        return _start(left, part)
 
     def _place(self, rank: int) -> ShardPlace:
         try:
@@ -172,6 +167,26 @@ def on_devices_apart(parts: Sequence[ShardPart], count: int) -> list[ShardPart]:
         part if part.device == "cpu" else replace(part, device=f"cuda:{rank % count}")
         for rank, part in enumerate(parts, 1)
     ]
+
+
+class _Spare:
+    """An actor without a part, started with these ``options``."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options, self.actor = options, _start(options)
+        self._loaded = self.actor.place.remote()
+
+    def answers(self) -> bool:
+        ray.wait([self._loaded], timeout=LOADING_SECONDS)
+        return _answers(self.actor)
+
+
+def _answers(actor: Any) -> bool:
+    try:
+        answer_of(actor.place.remote(), ANSWER_SECONDS)
+    except (PeerLostError, TimeoutError):
+        return False
+    return True
 
 
 def _start(options: Mapping[str, Any], part: Any = None) -> Any:

@@ -89,9 +89,10 @@ class _Free:
         return gpu
 
 
-def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
+def place(roles: Sequence[Role], nodes: Sequence[NodeResources], home: bool = False) -> Placement:
     """Every role in turn on the first node that has room, so that a gang spans few nodes; but a
-    spare where no shard is, if it can be, so that they are not lost together.
+    spare where no shard is, if it can be, so that they are not lost together, and the engine on
+    the first alone where that is its ``home``.
 
     Raises PlacementError naming the role that finds none, what it lacks and what to do.
     """
@@ -99,7 +100,8 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
     placed: list[PlacedRole] = []
     for role in roles:
         lacking: list[tuple[str, float]] = []
-        order = list(range(len(free)))
+        stays = home and role.kind == "engine"
+        order = list(range(len(free)))[: 1 if stays else None]
         if role.kind == "spare":
             order.sort(key={each.node for each in placed if each.role.kind == "shard"}.__contains__)
         for number in order:
@@ -109,7 +111,7 @@ def place(roles: Sequence[Role], nodes: Sequence[NodeResources]) -> Placement:
                 break
             lacking.append(found)
         else:
-            raise PlacementError(_told(role, lacking))
+            raise PlacementError(_told(role, lacking, stays=stays))
     used = tuple(sorted({each.node for each in placed}))
     bundles = (bundle_of([each.role for each in placed if each.node == node]) for node in used)
     strategy: Strategy = "STRICT_PACK" if len(used) == 1 else "SPREAD"
@@ -122,8 +124,8 @@ def bundle_of(roles: Sequence[Role]) -> dict[str, float]:
     return {name: round(amount, 6) for name, amount in asked.items() if amount > 0}
 
 
-def _told(role: Role, lacking: Sequence[tuple[str, float]]) -> str:
-    """``lacking`` is what is missing on each node, and how much is left."""
+def _told(role: Role, lacking: Sequence[tuple[str, float]], *, stays: bool) -> str:
+    """``lacking`` is what is missing on each node, here if it ``stays``, and how much is left."""
     what = max((name for name, _ in lacking), key=_WANTED.index)
     left = max(amount for name, amount in lacking if name == what)
     where = "GPU" if what.startswith("GPU") else "node"
@@ -133,7 +135,11 @@ def _told(role: Role, lacking: Sequence[tuple[str, float]]) -> str:
     else:
         remedy = _WANTED.index(what)
         wants, most = f"{(role.cpus, role.gpus)[remedy]:g} {what}", f"{left:g}"
+    room, more = f"no {where} has more than {most} left", "add nodes"
+    if stays:
+        room = f"this machine has {most} left, where the engine is because the server is"
+        more = "give Ray more here (`ray start --num-cpus`), or use `serve deploy`"
     return (
-        f"cannot place {role.name}: it needs {wants}, and no {where} has more than {most} left; "
-        f"{_REMEDIES[role.kind][remedy]}, or add nodes"
+        f"cannot place {role.name}: it needs {wants}, and {room}; "
+        f"{_REMEDIES[role.kind][remedy]}, or {more}"
     )

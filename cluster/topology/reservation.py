@@ -80,8 +80,7 @@ def reserve(processes: Processes, *, home: str, seconds: float) -> Reservation:
     while True:
         identities, nodes = cluster_nodes(home)
         try:
-            place([processes.engine], nodes[:1])  # beside the API processes
-            placement = place(processes.all, nodes)
+            placement = place(processes.all, nodes, home=True)  # beside the API processes
             break
         except PlacementError as error:
             if time.monotonic() > deadline:

@@ -84,6 +84,13 @@ def _started_engine(
     return partial(start_engine, reservation=reservation)
 
 
+def _asked_apart(function: str, config: ServeConfig) -> Any:
+    try:
+        return answer_apart("lexshard.cluster.topology.configured", function, config)
+    except (ValueError, OSError) as error:  # of the model, or of how it is divided
+        raise StartupError(str(error)) from error
+
+
 def _bodies_on(config: ServeConfig) -> str:
     """See `join_ray`: ranks may be on any node, an engine alone is on the head."""
     engine = config.engine_configuration
@@ -159,8 +166,13 @@ def running_server(
         ends.callback(folder.remove)
         if config.address is None:
             tell("starting Ray")
-            workers = config.api_processes + SERVES_PROCESSES + 1
-            dashboard = start_local_ray(environment, workers=workers, dashboard=config.dashboard)
+            given = connect is None and "--shards" in config.needs_ray
+            dashboard = start_local_ray(
+                environment,
+                workers=config.api_processes + SERVES_PROCESSES + 1,
+                dashboard=config.dashboard,
+                heads=_asked_apart("head_bytes", config) if given else 0,
+            )
             if dashboard is not None:
                 tell(f"Ray's dashboard is at {dashboard}")
         else:
@@ -188,12 +200,7 @@ def running_server(
         if config.has_replicas:
             processes = None
             if connect is None:
-                try:
-                    processes = answer_apart(
-                        "lexshard.cluster.topology.configured", "processes_on", config
-                    )
-                except (ValueError, OSError) as error:  # of the model, or of how it is divided
-                    raise StartupError(str(error)) from error
+                processes = _asked_apart("processes_on", config)
                 _check_room(config, processes, tell)
             from lexshard.serve_app.replica import bind_replicas
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -55,45 +54,17 @@ def test_a_misspelt_key_is_found_wherever_it_stands(path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_misspelt_key_of_what_is_served_is_found(overlay: str) -> None:
+def test_a_misspelt_key_of_an_overlay_is_found(overlay: str) -> None:
+    """Also in what is served, which is a text there."""
     for manifest in build(K8S / "overlays" / overlay):
-        if manifest["kind"] != "RayService":
-            continue
-        served = yaml.safe_load(manifest["spec"]["serveConfigV2"])
-        missed = []
-        for where, wrong in misspelt(served):
-            manifest["spec"]["serveConfigV2"] = yaml.safe_dump(wrong)
-            if _found(manifest) is None:
-                missed.append(where)
+        missed = [where for where, wrong in misspelt(manifest) if _found(wrong) is None]
+        if manifest["kind"] == "RayService":
+            served = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+            for where, wrong in misspelt(served):
+                manifest["spec"]["serveConfigV2"] = yaml.safe_dump(wrong)
+                if _found(manifest) is None:
+                    missed.append(where)
         assert missed == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_misspelt_key_of_an_overlay_is_found(overlay: str, tmp_path: Path) -> None:
-    """In its kustomization and its patches, too: some are refused by kustomize."""
-    copied = tmp_path / "k8s"
-    shutil.copytree(K8S, copied)
-    folder = copied / "overlays" / overlay
-    missed = []
-    for path in sorted(folder.glob("*.yaml")):
-        if path.name == "alerts.yaml":  # data of a ConfigMap: the PrometheusRule says the same
-            continue
-        [text] = [path.read_text(encoding="utf-8")]
-        contents: list[Any] = list(yaml.safe_load_all(text))
-        for number, content in enumerate(contents):
-            for where, wrong in misspelt(content):
-                changed = [*contents[:number], wrong, *contents[number + 1 :]]
-                path.write_text(yaml.safe_dump_all(changed), encoding="utf-8")
-                try:
-                    found = any(_found(manifest) for manifest in build(folder))
-                except ValueError:
-                    found = True
-                if not found:
-                    missed.append(f"{path.name}: {where}")
-        path.write_text(text, encoding="utf-8")
-    assert missed == []
 
 
 def test_selectors_select_the_pods_there_are() -> None:
@@ -143,6 +114,24 @@ def test_a_pod_that_ends_has_the_time_that_its_streams_are_promised() -> None:
             asking = 20  # for Ray to hear of it, at most
             whole = sum(map(int, told.groups())) + asking
             assert whole < template["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_rays_object_store_has_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ray's own rule; else it is on a disk. Where no volume is mounted there the operator makes
+    one as large as the container's memory."""
+    from ray._private import utils
+
+    for overlay in ("cpu-demo", "autoscaling", "gpu-shards"):
+        for template in groups_of(build(K8S / "overlays" / overlay)):
+            container, *_ = template["spec"]["containers"]
+            volumes = {each["name"]: each for each in template["spec"].get("volumes", ())}
+            mounted = {each["mountPath"]: each for each in container.get("volumeMounts", ())}
+            memory = container["resources"]["limits"]["memory"]
+            shared = mounted.get("/dev/shm")
+            size = memory if shared is None else volumes[shared["name"]]["emptyDir"]["sizeLimit"]
+            room, has = (int(each.removesuffix("Gi")) * 2**30 for each in (size, memory))
+            monkeypatch.setattr(utils, "get_shared_memory_bytes", lambda room=room: room)
+            assert utils.resolve_object_store_memory(has) <= room, overlay
 
 
 def allowed(direction: str, pod: dict[str, str], peer: str | dict[str, str], port: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -89,9 +89,10 @@ class CollectiveHead:
         return found
 
     def close(self) -> None:
-        """Sends the servers home and leaves the group. Closing twice is harmless."""
+        """Sends the servers home, those that are there, and leaves the group. Closing twice is
+        harmless."""
         if self._failed is None:
-            with self._in_step():
+            with suppress(CollectiveError), self._in_step():
                 self._collective.broadcast(encode(EndAnnouncement()))
             self._failed = CollectiveError("this head has been closed")
         self._collective.close()

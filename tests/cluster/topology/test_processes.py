@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.cluster import lifecycle
 from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import PROCESSOR
 from lexshard.cluster.joining import Node, Versions, mismatch, two_orders
+from lexshard.cluster.topology import configured, reservation
 from lexshard.cluster.topology.assignment import AssignmentError
 from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
 from lexshard.cluster.topology.placement import PlacementError, place
 from lexshard.cluster.topology.processes import Processes, Role
-from lexshard.cluster.topology.reservation import bundles_of
+from lexshard.cluster.topology.reservation import bundles_of, reserve
 from tests.support.paths import DEMO, DEMO_DRAFT
 
 GIB = 2**30
@@ -91,11 +94,34 @@ def test_the_engine_goes_first_and_what_finds_no_room_is_named() -> None:
         place(processes(shards=3).all, two)
 
 
+def test_an_engine_is_told_what_its_own_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much others have, as where the head is one without work."""
+    nodes = [NodeResources("head", 0, 16 * GIB), NodeResources("worker", 48, 64 * GIB)]
+    monkeypatch.setattr(reservation, "cluster_nodes", lambda first: (["h", "w"], nodes))
+    told = "it needs 1 CPU, and this machine has 0 left, .*`ray start --num-cpus`.*`serve deploy`"
+    with pytest.raises(PlacementError, match=told):
+        reserve(processes(), home="h", seconds=0.0)
+
+
 def test_a_spare_is_not_lost_with_the_shard_it_is_for() -> None:
     nodes = [NodeResources(name, 2, 16 * GIB) for name in "abc"]
     gang = processes(shards=3, shard_spares=1)
     assert [each.node for each in place(gang.all, nodes).placed] == [0, 0, 1, 2]
     assert [each.node for each in place(gang.all, nodes[:2]).placed] == [0, 0, 1, 1]
+
+
+def test_rays_store_has_room_for_the_head_of_every_replica_as_far_as_shared_memory_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where that is less, it is said."""
+    config = ServeConfig(model=str(DEMO), shards=2, replicas=3)
+    assert configured.head_bytes(config) == 3 * 16_384 * 256 * 2
+    own = lifecycle.OBJECT_STORE_BYTES
+    for room, heads, size in ((8, 4 * GIB, own + 4 * GIB), (0, 0, own), (1, 4 * GIB, GIB)):
+        assert caplog.text == ""
+        monkeypatch.setattr(lifecycle, "disk_usage", lambda _, room=room: Mock(free=room * GIB))
+        assert lifecycle.store_bytes(heads) == size
+    assert "/dev/shm has room for 1.0 of 4.1 GiB" in caplog.text
 
 
 def test_of_several_gpus_a_bundle_has_whole_ones() -> None:
