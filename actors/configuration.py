@@ -347,6 +347,7 @@ class EngineInformation:
     # What a GPU is and has left, and what runs there how; empty on a CPU.
     accelerator: str = ""
     processor: str = ""  # the instructions that kernels are compiled for
+    files: str = ""  # a name for the model's files as they were loaded
     head_bytes: int = 0  # of all output weights: what a head reads that looks at every one
     decisions: str = "in the engine's thread"
     drafts: str = "none"

@@ -48,8 +48,9 @@ Name = Annotated[str, Field(pattern=r"\S")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/]+)$")]
 RootPath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$")]
 Url = Annotated[str, Field(pattern=r"^https?://\S+$")]
-# An empty key would open the server to every client that sends an empty one.
-Key = Annotated[str, Field(pattern=r"^\S+( +priority=-?\d{1,9})?$")]
+# An empty key would open the server to every client that sends an empty one, and clients send
+# other letters in encodings of their own.
+Key = Annotated[str, Field(pattern=r"^[!-~]+( +priority=-?[0-9]{1,9})?$")]
 
 
 def option(
@@ -236,7 +237,11 @@ class ServeConfig(EngineOptions):
         None, "open requests of one client", group="limits", metavar="N", ge=1
     )
     edge_sessions: int = option(
-        256, "texts of edge devices at once (0: none)", group="limits", metavar="N", ge=0
+        256,
+        "texts of edge devices at once, of each API process (0: none)",
+        group="limits",
+        metavar="N",
+        ge=0,
     )
     edge_resume_seconds: int = option(
         30, "how long a lost device's text is kept", group="limits", metavar="N", ge=1

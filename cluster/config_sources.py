@@ -27,9 +27,9 @@ BY_KEY = {option.key: option for option in OPTIONS}
 KEYS, KEY_FILE = "api_keys", "api_key_file"
 # Of the process, not of the server: where its caches are (`kernels.home`), what it compiles for
 # (`kernels.processor`), and with which keys `lexshard status` and `lexshard edge` ask.
-CLOUD_KEY = "LEXSHARD_CLOUD_KEY"
+CLOUD_KEY, OWN_KEY = "LEXSHARD_CLOUD_KEY", "LEXSHARD_API_KEY"
 PROCESSOR = "LEXSHARD_CPU"
-PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", PROCESSOR, "LEXSHARD_API_KEY", CLOUD_KEY})
+PROCESS_VARIABLES = frozenset({"LEXSHARD_HOME", PROCESSOR, OWN_KEY, CLOUD_KEY})
 # What a server tells its own processes. Ray's workers have it, too, where Serve builds another
 # configuration of the application.
 OWN_VARIABLES = "LEXSHARD_INGRESS_"  # `cluster.ingress`
@@ -219,7 +219,8 @@ def _complaint(problem: Any) -> str:
 def _reason(problem: Any, option: Option) -> str:
     """Why the value of an option is refused, what it was unless it is secret, and what to do."""
     if option.secret:
-        return f"{problem['msg']} (a key has no blanks; 'KEY priority=-5' is all that may follow)"
+        words = "a key is visible ASCII without blanks; 'KEY priority=-5' is all that may follow"
+        return f"{problem['msg']} ({words})"
     given, choices = problem["input"], re.findall(r"'([^']+)'", problem["msg"])
     meant = did_you_mean(str(given), choices)
     if meant:

@@ -41,6 +41,7 @@ def write_configuration(
         "global",
         f"    maxconn {connections_that_fit()}",
         f"    nbthread {1 if (os.cpu_count() or 1) < 8 else 2}",
+        "    noreuseport",  # with it a second server starts here, and has every other connection
         "defaults",
         "    mode http",
         f"    timeout connect {CONNECT_MILLISECONDS}ms",

@@ -18,18 +18,23 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numba
-from numba.core.caching import CacheImpl, IndexDataCacheFile, UserProvidedCacheLocator
+from numba.core.caching import Cache, CacheImpl, IndexDataCacheFile, UserProvidedCacheLocator
 
 from lexshard.kernels.home import VARIABLE, home_folder, writable
 
 PACKAGE, KERNELS = "lexshard.", "lexshard.kernels."
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
+
+_warn_once = functools.cache(logging.getLogger("lexshard.kernels").warning)
 
 
 def sources_digest(folder: Path, *, triton: bool = True) -> str:
@@ -100,6 +105,8 @@ def keep_compiled_kernels() -> None:
     if KernelLocator not in locators:
         locators.insert(0, KernelLocator)
         IndexDataCacheFile.save = _one_at_a_time(IndexDataCacheFile.save)
+        IndexDataCacheFile._load_index = _of_whole_files(IndexDataCacheFile._load_index)
+        Cache._guard_against_spurious_io_errors = _or_without
 
 
 def compiled_as(name: str, function: Callable[..., Any]) -> Any:
@@ -125,3 +132,25 @@ def _one_at_a_time(save: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any,
             save(self, key, data)
 
     return save_alone
+
+
+def _of_whole_files(load_index: Callable[[Any], dict[Any, str]]) -> Callable[[Any], dict[Any, str]]:
+    """Nothing where a loss of power has left an index or what it names empty or torn."""
+
+    def load(self: Any) -> dict[Any, str]:
+        with suppress(Exception):  # whatever a torn file makes of an unpickler
+            named = load_index(self)
+            return {key: n for key, n in named.items() if os.path.getsize(self._data_path(n))}
+        return {}
+
+    return load
+
+
+@contextmanager
+def _or_without(_: Any) -> Iterator[None]:
+    """Around what numba reads and writes: where that fails, as on a full disk, it compiles."""
+    try:
+        yield
+    except (OSError, EOFError, UnpicklingError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        _warn_once("kernels are compiled that %s does not keep: %s", compiled_folder(), reason)

@@ -49,7 +49,7 @@ from lexshard.serve_app.openai.completions import create_completion
 from lexshard.serve_app.openai.errors import ApiError, json_response
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
 from lexshard.serve_app.openai.tokenizer_routes import detokenize, tokenize
-from lexshard.serve_app.peer_routes import absent, load, ping, server_info
+from lexshard.serve_app.peer_routes import absent, load, server_info
 from lexshard.serve_app.playground.page import page, page_file
 from lexshard.serve_app.playground.processes import about, kill
 from lexshard.serve_app.receipts.verifying import VERIFY, verify_receipts
@@ -80,6 +80,12 @@ async def _health(state: ServerState, _: Request) -> Response:
     # No Retry-After says that waiting is in vain.
     retry = {"Retry-After": "2"} if state.client.failure is None else {}
     return ApiError(503, f"not ready: {state.client.health_reason}", headers=retry).response()
+
+
+async def _ping(state: ServerState, request: Request) -> Response:
+    """Empty where all is well, as SageMaker asks."""
+    health = await _health(state, request)
+    return Response(media_type="text/plain") if health.status_code == 200 else health
 
 
 async def _metrics(state: ServerState, _: Request) -> Response:
@@ -170,7 +176,7 @@ GUARDED_GETS = {
 # What machines ask about the server itself, without a key.
 OPEN_GETS = {
     "/health": _health,
-    "/ping": ping,
+    "/ping": _ping,
     "/load": load,
     "/metrics": _metrics,
     "/version": _version,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lexshard.serve_app.openai.errors import ApiError, json_response
+from lexshard.serve_app.openai.errors import json_response
 from lexshard.serve_app.scoring.pairs import RERANK_PATHS, SCORE_PATHS
 from lexshard.serve_app.server_state import VERSION, ServerState
 
@@ -35,15 +35,6 @@ def absent(path: str) -> str | None:
     if path.startswith("/v1/responses/") and path.endswith("/cancel"):
         return _NO_BACKGROUND
     return _ABSENT.get(path)
-
-
-async def ping(state: ServerState, _: Request) -> Response:
-    """Empty, as SageMaker asks; 503 while there is no engine."""
-    if state.client.ready:
-        return Response(media_type="text/plain")
-    # No Retry-After says that waiting is in vain.
-    retry = {"Retry-After": "2"} if state.client.failure is None else {}
-    return ApiError(503, f"not ready: {state.client.health_reason}", headers=retry).response()
 
 
 async def load(state: ServerState, _: Request) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 from lexshard.actors.configuration import EngineInformation
 from lexshard.actors.faults import listen_for_faults
 from lexshard.actors.messages import BY_DISTRIBUTION
+from lexshard.actors.receipts.replay import BITS_OF_EVERY_MACHINE, MATRICES
 from lexshard.actors.role import RunningRole, here
 from lexshard.cluster.config import ServeConfig
 from lexshard.serve_app.admission import Admission
@@ -89,8 +90,11 @@ class ServerState:
 
     def fingerprint(self, information: EngineInformation) -> str:
         """Changes with whatever may change the tokens a seed gives."""
-        told = (information.model, information.dtype, information.body, information.device)
-        parts = "\n".join((VERSION, *told, *self._guesses()))
+        told = [information.model, information.dtype, information.body, information.device]
+        by_matrices = information.dtype == "bfloat16" and information.processor == MATRICES
+        if by_matrices or information.body not in BITS_OF_EVERY_MACHINE:
+            told.append(information.processor)
+        parts = "\n".join((VERSION, *told, information.files, *self._guesses()))
         return "lexshard-" + hashlib.sha256(parts.encode()).hexdigest()[:12]
 
     def _guesses(self) -> tuple[str, ...]:

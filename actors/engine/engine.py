@@ -37,7 +37,7 @@ from lexshard.actors.engine.scheduler import Scheduler
 from lexshard.actors.engine.sequence import Sequence
 from lexshard.actors.engine.speculation import CostTiming, Speculation
 from lexshard.actors.engine.start.accelerator import measure_device
-from lexshard.actors.engine.start.information import describe_engine
+from lexshard.actors.engine.start.information import describe_engine, files_of
 from lexshard.actors.engine.start.memory import default_kv_bytes, device_kv_bytes
 from lexshard.actors.engine.start.remembered_timings import RememberedTimings
 from lexshard.actors.engine.start.warm_up import sized_requests, warm_up_requests
@@ -105,6 +105,7 @@ class Engine:
         self._timings = RememberedTimings(configuration)
         threads = EngineThreads(configuration, time_threads=self._timings.time_threads)
         tell("loading the weights")
+        files = files_of(configuration)  # before: what changes meanwhile is other files'
         model = _loaded(configuration, start_ranks)
         self.configuration = configuration
         self.model = model
@@ -160,6 +161,7 @@ class Engine:
             built,
             threads,
             drafter,
+            files=files,
             max_model_len=self.max_model_len,
             blocks=self._scheduler.pool.count,
         )

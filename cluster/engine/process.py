@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -105,7 +106,8 @@ class EngineProcess:
         started = time.monotonic()
 
         def tell(phase: str) -> None:
-            print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
+            with suppress(OSError):  # what read the log may have gone
+                print(f"[{time.monotonic() - started:5.1f} s] engine: {phase}", flush=True)
 
         if not sys.stderr.isatty():  # a log holds no progress bars; tqdm looks when it is imported
             os.environ.setdefault("TQDM_DISABLE", "1")

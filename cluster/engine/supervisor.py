@@ -53,6 +53,7 @@ RESTARTING = "the engine is restarting"
 OCCUPIED = "another engine serves others here: this one starts when that one has ended"
 SUSPENDED = "the engine's process does not run at the moment"
 SHUTTING_DOWN = "the server is shutting down"
+FILES_CHANGED = "the model's files have changed: start the server again"
 NEVER_READY = "it died again and again before it was ready (out of memory?): the log says how"
 NOT_STARTED_AGAIN = "the engine died and could not be started again; the server's log says why"
 
@@ -62,7 +63,8 @@ Answer = TypeVar("Answer")
 
 
 class EngineReplacedError(Exception):
-    """Another server's engine is where this client's was."""
+    """Where this client's engine was is one that would go on with other tokens, or another
+    server's."""
 
 
 class EngineSupervisor:
@@ -230,6 +232,10 @@ class EngineSupervisor:
             if location is None:
                 self._bury()
                 return False
+            known = self._information
+            if known is not None and known.files != location.information.files:
+                self._engine = None  # it stays, for API processes that begin with these files
+                raise EngineReplacedError(FILES_CHANGED)
             self._found = False  # from now on its death is one that was seen
             self._information = location.information
             self._pulse = Pulse(location.information.process_id)

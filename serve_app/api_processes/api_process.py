@@ -30,6 +30,7 @@ from lexshard.cluster.process_tree import die_with_parent, leave
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.api_processes.seats import Seats
 from lexshard.serve_app.app import create_app
+from lexshard.serve_app.edge.wire import MOST_MESSAGE_BYTES
 from lexshard.serve_app.engine_client import EngineClient, EngineConnector
 from lexshard.serve_app.observability.logs import log_to
 from lexshard.serve_app.openai.tokenization import ModelTokenizer
@@ -98,7 +99,7 @@ async def serve(order: ApiOrder, config: ServeConfig, connect: EngineConnector) 
             proxy_headers=order.behind_haproxy,
             forwarded_allow_ips="*" if order.behind_haproxy else None,
             ws="websockets-sansio",
-            ws_max_size=config.max_body_bytes,
+            ws_max_size=min(config.max_body_bytes, MOST_MESSAGE_BYTES),
             ws_per_message_deflate=False,  # distributions are as short as can be
             **settings,
         )

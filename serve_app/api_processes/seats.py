@@ -92,10 +92,13 @@ class Seats:
         return self._mapped(name, columns, kind)
 
     def _mapped(self, name: str, count: int, kind: type[Any]) -> npt.NDArray[Any]:
-        file = _opened(self.folder / name)
+        file, size = _opened(self.folder / name), 8 * count
         try:
-            os.ftruncate(file, 8 * count)  # to the size it has, after the first process
-            return np.frombuffer(mmap.mmap(file, 8 * count), kind)
+            if hasattr(os, "posix_fallocate"):  # a full disk is told here, not by SIGBUS later
+                os.posix_fallocate(file, 0, size)
+            else:  # macOS
+                os.ftruncate(file, size)
+            return np.frombuffer(mmap.mmap(file, size), kind)
         finally:
             os.close(file)
 

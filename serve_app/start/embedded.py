@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from bisect import insort
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -36,7 +36,7 @@ from lexshard.cluster.roles.process import KeptProcesses, ProcessRole, command_o
 from lexshard.serve_app.api_processes.messages import ApiOrder, Said
 from lexshard.serve_app.observability.logs import print_lines
 from lexshard.serve_app.start.banner import banner
-from lexshard.serve_app.start.preflight import certificate_with_key
+from lexshard.serve_app.start.preflight import certificate_with_key, check_listening
 from lexshard.serve_app.start.stopping import StopRequest
 
 ENGINE, INGRESS, API = "engine", "ingress", "api"
@@ -96,7 +96,8 @@ class EmbeddedServer:
         self._told = ""
 
     def serve(self, stop: StopRequest) -> int:
-        """The exit code, when everything has ended. Call it once, in the main thread."""
+        """The exit code, when everything has ended. Call it once, in the main thread. Raises
+        StartupError where another program has taken the port meanwhile."""
         adopt_orphans()
         remove_abandoned_folders()
         with ExitStack() as ends:
@@ -125,6 +126,8 @@ class EmbeddedServer:
                 case Ended(name, code):
                     self._running.discard(name)
                     if not self._announced and code and name != ENGINE:
+                        if name == INGRESS:
+                            check_listening(self._config)
                         return self._failed(f"a process ({name}) ended with code {code}")
                     if name == ENGINE and not self._ready:
                         self._failed_starts += 1
@@ -176,7 +179,8 @@ class EmbeddedServer:
             if len(self._ready) == self._config.api_processes and not self._announced:
                 self._announced = True
                 text = banner(self._config, said.information, said.has_chat)
-                print_lines(text, self._config.log_format)
+                with suppress(OSError):  # a reader that leaves at its first line has left by now
+                    print_lines(text, self._config.log_format)
 
     def _start(self, kept: KeptProcesses, name: str) -> None:
         kept.start(self._roles[name])
@@ -195,7 +199,8 @@ class EmbeddedServer:
         try:
             self._start(kept, name)
         except OSError as error:  # no memory, or no room for a process, at the moment
-            self._tell(f"a process ({name}) cannot be started yet: {error}")
+            with suppress(OSError):  # what read the log may have gone
+                self._tell(f"a process ({name}) cannot be started yet: {error}")
             self._later(PAUSE_SECONDS, Due(name))
 
     def _later(self, seconds: float, event: Event) -> None:
@@ -229,6 +234,7 @@ class EmbeddedServer:
         listener: socket.socket | None = None
         if binary is None:
             self._tell("no HAProxy here: slow clients reach the API processes themselves")
+            check_listening(config)
             listener = _listening(config.host, config.port)
         elif len(paths) == 1:  # of several, each listens for itself: HAProxy asks those that do
             listener = _listening_file(paths[0])
@@ -315,7 +321,8 @@ def _json_lines(ends: ExitStack) -> IO[bytes]:
     def pass_on() -> None:
         with lines:
             for line in lines:
-                print_lines(line.decode(errors="replace"), "json")
+                with suppress(OSError):  # what read the log may have gone: the processes go on
+                    print_lines(line.decode(errors="replace"), "json")
 
     thread = threading.Thread(target=pass_on, daemon=True)
     thread.start()

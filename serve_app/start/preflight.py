@@ -20,7 +20,7 @@ from lexshard.actors.configuration import DEFAULT_TIERS, GPU_TIER, NGRAM, check_
 from lexshard.actors.drafter.checks import check_drafting
 from lexshard.actors.head.sharded.checks import check_shards
 from lexshard.cluster.config import OPTIONS, ServeConfig
-from lexshard.cluster.config_sources import refuse_readable
+from lexshard.cluster.config_sources import OWN_KEY, refuse_readable
 from lexshard.cluster.ingress import (
     FILES_OF_A_CONNECTION,
     MOST_CONNECTIONS,
@@ -98,6 +98,9 @@ def check_settings(config: ServeConfig) -> None:
             "--playground-kills beyond loopback would let anybody end the engine: set API keys, "
             "which it then asks for"
         )
+    if os.environ.get(OWN_KEY) and not (config.on_loopback or config.api_keys):
+        told = "is what clients ask with, and this server would be open to all: set"
+        raise StartupError(f"{OWN_KEY} {told} LEXSHARD_API_KEYS for it, or unset {OWN_KEY}")
     try:
         check_drafting(config.engine_configuration)
         check_shards(config.engine_configuration)

@@ -65,7 +65,8 @@ def serve_until_stopped(config: ServeConfig, stop: StopRequest) -> int:
 def _pass_on(output: IO[bytes]) -> None:
     """What any process of the server prints, one JSON object a line."""
     for line in output:
-        print_lines(line.decode(errors="replace"), "json")
+        with suppress(OSError):  # what read the log may have gone: the processes go on
+            print_lines(line.decode(errors="replace"), "json")
 
 
 def _watch(driver: subprocess.Popen[bytes], config: ServeConfig, stop: StopRequest) -> None:

@@ -24,10 +24,6 @@ class StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
 
-    def make(self) -> None:
-        """As a signal would."""
-        self._event.set()
-
     def then(self, act: Callable[[], object]) -> None:
         """Calls ``act`` once it is made, in a thread that waits for that."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -45,6 +46,8 @@ def _block(line: str, ask: Callable[[str], str]) -> str:
 def texts(given: str | None) -> Iterator[str]:
     """What is to be answered: the one ``given``, the one that is piped in, or what is typed, until
     there is no more. Ctrl-C forgets what is just typed."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is no text is refused as it is sent
+        sys.stdin.reconfigure(errors="surrogateescape")
     if given is not None:
         yield given
     elif not sys.stdin.isatty():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from numba import types
+from numba.core.caching import IndexDataCacheFile
 
 from lexshard.kernels.ahead import _Work, compile_ahead
 from lexshard.kernels.ahead.calls import Call, missing_calls, read_calls, text_of_type, type_of_text
@@ -152,6 +153,19 @@ def test_functions_that_are_no_more_are_left_out() -> None:
     ]
     odd = Call(COUNT.function, ["letters[2C]"])
     assert missing_calls({"all": [*gone, odd]}) == {}
+
+
+@pytest.mark.parametrize("torn", ["kernel.nbi", "kernel.1.nbc"])
+def test_what_a_loss_of_power_has_torn_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    cache, target = COUNT.dispatcher._cache, COUNT.dispatcher.targetctx.codegen()
+    files = IndexDataCacheFile(str(tmp_path), "kernel", "stamp")
+    monkeypatch.setattr(cache, "_cache_file", files)
+    files.save(cache._index_key(COUNT.types, target), ["code"])
+    assert missing_calls({"all": [COUNT]}) == {}
+    (tmp_path / torn).write_bytes(b"")
+    assert missing_calls({"all": [COUNT]}) == {"all": [COUNT]}
 
 
 def test_processes_that_die_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

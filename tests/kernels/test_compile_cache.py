@@ -10,13 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FunctionType
+from unittest.mock import Mock
 
 import pytest
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 from lexshard import kernels
+from lexshard.kernels import compile_cache, masks
 from lexshard.kernels.compile_cache import compiled_folder
 from lexshard.kernels.home import VARIABLE as HOME
 from tests.support.paths import ROOT
@@ -162,3 +165,16 @@ def test_no_two_compiled_functions_share_a_name() -> None:
                 cells = [cell.cell_contents for cell in function.__closure__ or ()]
                 assert not any(isinstance(each, Dispatcher) for each in cells), name
     assert len(named) > 50
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), UnpicklingError("truncated")])
+def test_a_cache_that_cannot_be_read_or_written_stops_no_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    kernel, said = masks.count_of, Mock()
+    monkeypatch.setattr(compile_cache, "_warn_once", said)
+    for name in ("_load_overload", "_save_overload"):
+        monkeypatch.setattr(kernel._cache, name, Mock(side_effect=error))
+    assert kernel._cache.load_overload(None, kernel.targetctx) is None
+    kernel._cache.save_overload(None, None)
+    assert [call.args[-1] for call in said.mock_calls] == 2 * [error.args[-1]]

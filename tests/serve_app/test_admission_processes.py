@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lexshard.serve_app.admission import Admission
@@ -179,3 +180,9 @@ def test_a_seat_is_free_again_when_its_process_has_gone(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     assert Seats(tmp_path, PROCESSES).own == 0
+
+
+def test_what_processes_share_has_its_room_on_the_disk_from_the_first(tmp_path: Path) -> None:
+    """Written to where there is none later, it would end them with SIGBUS."""
+    size = Seats(tmp_path, 64).memory("counters", 1000, np.float64).nbytes
+    assert 512 * (tmp_path / "counters").stat().st_blocks >= size

@@ -7,12 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,11 +17,13 @@ from lexshard.loadtest.bench.options import shards as shard_options
 from lexshard.loadtest.bench.shards import NEEDS
 from lexshard.loadtest.bench.synthetic.head_workload import SAMPLING_METHODS
 from lexshard.serve_app.cli import COMMANDS, main
+from tests.support.http_stand_in import StandInHandler, serving
 from tests.support.mock_server import model_folder
 from tests.support.paths import ROOT
 
 Captured = pytest.CaptureFixture[str]
-COMPUTING = ("torch", "numba", "scipy", "transformers", "ray", "triton", "huggingface_hub")
+OF_THE_HUB = ("huggingface_hub", "httpx2")
+COMPUTING = ("torch", "numba", "scipy", "transformers", "ray", "triton", *OF_THE_HUB)
 
 
 def ended(arguments: list[str]) -> int:
@@ -186,31 +184,30 @@ for backend in ("process", "ray"):
             assert done.stdout == "2\n2\n"
 
 
+def test_a_servers_key_under_the_name_of_its_clients_key_leaves_it_not_open(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEXSHARD_API_KEY", "secret")
+    assert ended(["serve", "/absent", "--host", "0.0.0.0"]) == 2
+    assert "would be open to all: set LEXSHARD_API_KEYS" in capsys.readouterr().err
+
+
 # -- lexshard status ------------------------------------------------------------------------------
 
 
-@contextmanager
-def answering(body: bytes) -> Iterator[int]:
-    """The port of a server that says ``body``, whatever it is asked."""
+def answering(body: bytes) -> AbstractContextManager[str]:
+    """The address of a server that says ``body``, whatever it is asked."""
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Answer(StandInHandler):
+        def answer(self) -> None:
+            self.say(200, body)
 
-        def log_message(self, *_: Any) -> None:
-            """Nowhere."""
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+    return serving(Answer)
 
 
 def test_status_takes_an_address_as_people_write_it(capsys: Captured) -> None:
-    with answering(json.dumps({"ready": True, "roles": []}).encode()) as port:
+    with answering(json.dumps({"ready": True, "roles": []}).encode()) as address:
+        port = address.rpartition(":")[2]
         for url in (
             f":{port}",
             f"localhost:{port}",
@@ -224,8 +221,8 @@ def test_status_takes_an_address_as_people_write_it(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"status": "ok"}'])
 def test_status_of_what_is_no_server_of_ours_is_told(body: bytes, capsys: Captured) -> None:
-    with answering(body) as port:
-        assert ended(["status", "--url", f":{port}"]) == 1
+    with answering(body) as address:
+        assert ended(["status", "--url", address]) == 1
     assert capsys.readouterr().err == (
-        f"lexshard: what answers at http://127.0.0.1:{port} is no lexshard server\n"
+        f"lexshard: what answers at {address} is no lexshard server\n"
     )

@@ -1,14 +1,13 @@
-"""``lexshard serve``: bad command lines, where options are set, and everything real but the
-engine."""
+"""``lexshard serve``: bad command lines, where options are set, keys, and clients that leave."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from lexshard.actors.configuration import EngineConfiguration
@@ -23,7 +22,7 @@ from lexshard.serve_app.start.preflight import ready_to_start
 from lexshard.serve_app.start.readiness import StartupError
 from tests.support.configurations import load_config
 from tests.support.mock_server import model_folder
-from tests.support.paths import ROOT
+from tests.support.real_server import running_scripted_server, wait
 
 pytestmark = pytest.mark.usefixtures("no_options_of_the_machine")
 
@@ -113,21 +112,6 @@ def test_a_temporary_folder_that_sockets_cannot_be_in_is_told(
     monkeypatch.setattr(tempfile, "tempdir", f"/tmp/of/a/user/{name}")
     with pytest.raises(StartupError, match=r"temporary folder /tmp/of/a/user/.*: set TMPDIR"):
         ready_to_start(ServeConfig(model=str(model_folder(tmp_path)), port=free_port()), print)
-
-
-def test_a_folder_needs_nothing_of_the_hub(tmp_path: Path) -> None:
-    """Nor torch, which takes seconds: neither is imported before the engine's process."""
-    folder = str(model_folder(tmp_path))
-    script = f"""
-import sys
-from lexshard.cluster.config import ServeConfig
-from lexshard.serve_app.commands import serve
-from lexshard.serve_app.start.preflight import ready_to_start
-ready_to_start(ServeConfig(model={folder!r}, port={free_port()}), print)
-print({{"huggingface_hub", "httpx2", "torch", "transformers"}} & sys.modules.keys())
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stdout + done.stderr
 
 
 def test_every_option_can_be_set_everywhere_and_reaches_the_engine() -> None:
@@ -239,23 +223,22 @@ def test_a_bad_key_file_ends_with_one_clear_line_that_tells_no_key(
     assert "cannot read the keys" in capsys.readouterr().err
 
 
-# -- everything real but the engine ----------------------------------------------------------------
+# -- on Ray Serve ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_openai_clients_through_ray_serve(tmp_path: Path) -> None:
-    """The openai package, sync and async, against the application inside Ray Serve."""
-    folder = model_folder(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.serve_mock", str(folder), str(free_port())],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all answered" in done.stdout
-    log = done.stdout + done.stderr
-    assert "POST /v1/completions status=200" in log
-    assert "engine error" in log
+def test_a_client_that_leaves_is_forgotten_whatever_headers_it_sent(tmp_path: Path) -> None:
+    """Ray Serve would hear one that says nobody is to watch for it."""
+    headers = {"Authorization": "Bearer secret", "x-request-disconnect-disabled": "?1"}
+    with running_scripted_server(tmp_path, "ray", api_keys=["secret"]) as server:
+        url = f"{server.url}/v1/completions"
+        for streaming in (True, False):
+            body = {"prompt": "a", "max_tokens": 2000, "stream": streaming}
+            with (
+                suppress(httpx.ReadTimeout),
+                httpx.stream("POST", url, json=body, headers=headers, timeout=2) as response,
+            ):
+                assert streaming
+                next(response.iter_lines())
+        left = "POST /v1/completions status=499"
+        wait(lambda: server.log.read_text().count(left) == 2, 30, "both to be told as left")

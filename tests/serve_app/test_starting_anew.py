@@ -3,21 +3,29 @@ engine that was never ready, a few."""
 
 from __future__ import annotations
 
+import io
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from lexshard.cluster.config import ServeConfig
+from lexshard.cluster.ports import free_port
 from lexshard.cluster.roles.process import KeptProcesses, ProcessRole
 from lexshard.serve_app.api_processes.messages import Said
-from lexshard.serve_app.start import embedded
+from lexshard.serve_app.start import embedded, server_process
 from lexshard.serve_app.start.embedded import (
     API,
     ENGINE,
+    INGRESS,
     PAUSE_SECONDS,
     STARTS,
     Due,
@@ -27,7 +35,13 @@ from lexshard.serve_app.start.embedded import (
     ServerModules,
     StopAsked,
 )
+from lexshard.serve_app.start.readiness import StartupError
+from tests.support.faults import processes_of
 from tests.support.mock_engine import MockEngine
+from tests.support.paths import DEMO, ROOT
+from tests.support.real_server import Server, healthy, wait
+
+UNREAD = Mock(write=Mock(side_effect=BrokenPipeError))  # standard output whose reader has gone
 
 
 class Kept:
@@ -121,6 +135,7 @@ def test_a_process_that_cannot_be_started_at_the_moment_is_tried_again(
         if len(kept.started) == 1:
             raise BlockingIOError("no room for a process")
 
+    monkeypatch.setattr(sys, "stdout", UNREAD)  # nor is there a reader of that
     kept.then, server._ready = then, {API}
     server._keep(cast(Any, kept))
     assert server._events.get() == Due(ENGINE)
@@ -164,3 +179,45 @@ def test_a_first_death_is_answered_at_once_and_one_that_follows_it_after_a_pause
     now[0] += PAUSE_SECONDS
     server._start_again(kept, ENGINE)
     assert kept.started == [ENGINE, ENGINE]
+
+
+def test_a_port_that_another_server_has_taken_meanwhile_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = server_of(monkeypatch, Ended(INGRESS, 1))
+        server._config = ServeConfig(model="m", port=taken.getsockname()[1])
+        with pytest.raises(StartupError, match="Address already in use; choose another --port"):
+            server._keep(cast(Any, Kept()))
+
+
+def test_what_processes_print_is_taken_though_nothing_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they would fail, or wait for ever once their pipe is full."""
+    monkeypatch.setattr(sys, "stdout", UNREAD)
+    lines = io.BytesIO(20_000 * b"a line\n")  # more than a pipe holds
+    with ExitStack() as ends:
+        embedded._json_lines(ends).write(lines.getvalue())
+    server_process._pass_on(lines)
+    assert not lines.read()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_an_engine_is_replaced_though_nothing_reads_its_servers_output(log_format: str) -> None:
+    """As of a script that waits for the banner and ends."""
+    port = free_port()
+    options = f"--port {port} --threads 1 --device cpu --log-format {log_format}"
+    command = [sys.executable, "-m", "lexshard.serve_app.cli", "serve", str(DEMO), *options.split()]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        server = Server(f"http://127.0.0.1:{port}", Path(), process, "process")
+        try:
+            assert process.stdout is not None
+            assert any(b"lexshard is ready" in line for line in process.stdout)
+            process.stdout.close()
+            processes_of(server, "engine")[0].kill()
+            wait(lambda: not healthy(server.url), 10, "the loss to be noticed")
+            wait(lambda: healthy(server.url), 60, "the next engine")
+        finally:
+            process.terminate()

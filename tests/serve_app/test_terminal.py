@@ -6,16 +6,14 @@ import io
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
 from lexshard.serve_app.cli import main
 from lexshard.serve_app.commands.status import KEY_VARIABLE
 from lexshard.serve_app.terminal import screen
+from tests.support.http_stand_in import StandInHandler, serving
 from tests.support.mock_engine import MockEngine, Script, spell
 from tests.support.mock_server import listening
 
@@ -142,32 +140,25 @@ def test_a_reply_that_breaks_off_is_no_whole_one(command: str, capsys: Captured)
     said = "a" if command == "complete" else {"content": "a"}
     event = b"data: " + json.dumps({"choices": [{"index": 0, name: said}]}).encode() + b"\n\n"
 
-    class Breaking(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
+    class Breaking(StandInHandler):
+        def answer(self) -> None:
+            self.head(200, {"Transfer-Encoding": "chunked"})
             self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
             self.close_connection = True
 
-        def log_message(self, *_: Any) -> None:
-            """Nowhere."""
-
-    with HTTPServer(("127.0.0.1", 0), Breaking) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        asked = ["x", "--url", f":{server.server_port}", "--model", "m"]
-        assert main([command, *asked]) == 1
-        server.shutdown()
+    with serving(Breaking) as url:
+        assert main([command, "x", "--url", url, "--model", "m"]) == 1
     told = capsys.readouterr()
     assert (told.out, "broke off" in told.err) == ("a\n", True)
 
 
-def test_what_cannot_be_sent_is_told(url: str, capsys: Captured) -> None:
+def test_what_cannot_be_sent_is_told(url: str, capsys: Captured, monkeypatch: Patch) -> None:
     assert main(["complete", "a\udcff", "--url", url, "--model", "m"]) == 1
     assert main(["complete", "a", "--temperature", "nan", "--url", url, "--model", "m"]) == 1
-    assert capsys.readouterr().err.count("cannot be sent") == 2
+    latin = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", latin)
+    assert main(["complete", "--url", url, "--model", "m"]) == 1
+    assert capsys.readouterr().err.count("cannot be sent") == 3
 
 
 def pieces(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import openai
@@ -205,3 +205,17 @@ def test_the_fingerprint_tells_drafts_apart_where_tokens_depend_on_them() -> Non
     exact = fingerprint(**by_distribution)
     assert exact != plain
     assert fingerprint(**by_distribution, draft_tokens=3) not in (exact, plain)
+
+
+def test_the_fingerprint_tells_files_and_sums_apart_that_give_other_tokens() -> None:
+    def fingerprint(body: str = "fused", dtype: str = "bfloat16", **told: Any) -> str:
+        class Told(MockEngine):
+            information = replace(MockEngine().information, body=body, dtype=dtype, **told)
+
+        return str(complete({}, Told())["system_fingerprint"])
+
+    def several(*of: str) -> int:
+        return len({fingerprint(*of, processor=kind) for kind in ("AVX2", "AVX-512", "AMX")})
+
+    assert fingerprint(files="a") != fingerprint(files="b")
+    assert (several(), several("fused", "float32"), several("general")) == (2, 1, 3)

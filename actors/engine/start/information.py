@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
+from pathlib import Path
 
+from lexshard.actors.body.errors import ModelRefusedError
 from lexshard.actors.body.loading import LoadedModel
-from lexshard.actors.configuration import EngineConfiguration, EngineInformation
+from lexshard.actors.configuration import NGRAM, EngineConfiguration, EngineInformation
 from lexshard.actors.drafter.protocol import Drafter
 from lexshard.actors.engine.start.accelerator import describe_device, processor_of
 from lexshard.actors.engine.threads.choice import EngineThreads
 from lexshard.actors.head.build import BuiltHead
 from lexshard.actors.kv_cache import BLOCK_TOKENS
+from lexshard.actors.messages import BY_DISTRIBUTION
+from lexshard.actors.stored_tensors import stored_tensors
+
+_PIECE, _PIECES = 4096, 16  # bytes, and how many pieces of a file of weights
 
 
 def describe_engine(
@@ -21,6 +28,7 @@ def describe_engine(
     threads: EngineThreads,
     drafter: Drafter | None,
     *,
+    files: str,
     max_model_len: int,
     blocks: int,
 ) -> EngineInformation:
@@ -30,6 +38,7 @@ def describe_engine(
         known,
         accelerator=describe_device(model.body),
         processor=processor_of(model.body),
+        files=files,
         head_bytes=model.head.weight.nbytes,
         threads=threads.most,
         max_model_len=max_model_len,
@@ -61,6 +70,31 @@ def describe_model(model: LoadedModel, folder: str, head: str, blocks: int) -> E
         parameters=model.parameters,
         process_id=os.getpid(),
     )
+
+
+def files_of(configuration: EngineConfiguration) -> str:
+    """A name for the files that tokens follow from, the same for copies of them on other nodes: by
+    their sizes, and of weights by pieces, for to read all takes as long as to load them. Empty
+    where they cannot be read: loading them says why."""
+    models = [configuration.model]
+    if configuration.verify in BY_DISTRIBUTION and configuration.draft not in (None, NGRAM):
+        models.append(str(configuration.draft))
+    digest = hashlib.blake2b(digest_size=10)
+    try:
+        for folder in (Path(model).expanduser() for model in models):
+            weights = {tensor.file for tensor in stored_tensors(folder)}
+            others = (*folder.glob("*config.json"), *folder.glob("tokenizer.json"))
+            for path in sorted(weights.union(others)):
+                size = path.stat().st_size
+                digest.update(f"{path.name} {size}".encode())
+                with path.open("rb") as file:
+                    apart = size // _PIECES if path in weights else 0
+                    for start in range(0, size, max(_PIECE, apart)):
+                        file.seek(start)
+                        digest.update(file.read(_PIECE))
+    except (OSError, ModelRefusedError):
+        return ""
+    return digest.hexdigest()
 
 
 def _who_drafts(configuration: EngineConfiguration, drafter: Drafter) -> str:
