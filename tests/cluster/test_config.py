@@ -81,6 +81,7 @@ def test_every_value_tells_where_it_comes_from(tmp_path: Path) -> None:
         ("max_waiting_tokens: 12:30", "12:30 would be 750"),
         ("port: 08", "'port': .* not '08': write 8 without quotes"),
         ("host: ''", "'host': "),
+        ("api_keys: [cl\u00e9]", "'api_keys.0': .*a key is visible ASCII"),  # encoded in many ways
     ],
 )
 def test_a_bad_file_is_told_in_one_line_with_key_value_and_remedy(

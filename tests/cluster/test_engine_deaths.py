@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from lexshard.actors.messages import (
 from lexshard.cluster.engine import supervisor
 from lexshard.cluster.engine.journal import JournalStream
 from lexshard.cluster.engine.supervisor import (
+    FILES_CHANGED,
     NEVER_READY,
     NOT_STARTED_AGAIN,
     NOTHING_HEARD,
@@ -181,5 +183,21 @@ def test_engines_that_all_die_before_one_is_ready_are_a_failure_until_one_is(
         await until(lambda: client.ready)
         assert client.failure is None
         await client.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_of_other_files_goes_on_with_no_text(tmp_path: Path) -> None:
+    """They were changed in their place: half of a text would be another model's."""
+
+    async def scenario() -> None:
+        engines = EnginesToCome(tmp_path, [None])
+        async with client_of(engines) as client:
+            stream = ask(client, "a")
+            client._information = replace(client.information, files="those of the first")
+            engines.started[0].kill()
+            assert (await ending(stream))[0].error == client.failure == FILES_CHANGED
+            assert not client.ready
+            engines.started[1].kill()
 
     asyncio.run(scenario())

@@ -33,11 +33,13 @@ from tests.support.http_stand_in import StandInHandler, serving
 from tests.support.real_ingress import (
     OpenStream,
     ask,
+    listens,
     post,
     replicas_to_kill,
     running_ingress,
     serves_configuration,
 )
+from tests.support.real_server import wait
 from tests.support.replica_stand_in import ReplicaStandIn, left
 
 BINARY = haproxy_binary()
@@ -277,6 +279,18 @@ def test_haproxy_says_why_it_does_not_start_and_nothing_else(tmp_path: Path) -> 
 
     assert said("api-0") == ""
     assert "unknown keyword 'b'" in said("a b")
+
+
+def test_a_port_has_one_server(tmp_path: Path) -> None:
+    port = free_port()
+    written = write_configuration(tmp_path, "127.0.0.1", port, [str(tmp_path / "api")])
+    command = [str(BINARY), "-db", "-f", str(written)]
+    with subprocess.Popen(command) as first:
+        try:
+            wait(lambda: listens(port), 10, "the first")
+            assert subprocess.run(command, timeout=10).returncode != 0
+        finally:
+            first.kill()
 
 
 def test_a_configuration_of_another_kind_is_no_basis() -> None:

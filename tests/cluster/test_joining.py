@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from lexshard.actors.collective import ROOT, Collective, CollectiveTimeoutError, SingleProcess
+from lexshard.actors.collective import ROOT, Collective, CollectiveTimeoutError
 from lexshard.cluster.collective.gloo_links import open_store
 from lexshard.cluster.collective.join import GroupPlan, join
 from lexshard.cluster.collective.star import FRAME_BYTES
@@ -96,7 +96,3 @@ def test_a_root_that_is_not_there_is_named() -> None:
     with pytest.raises(CollectiveTimeoutError, match="cannot reach the root") as missing:
         join(plan, 1)
     assert missing.value.rank == ROOT
-
-
-def test_one_process_joins_no_other() -> None:
-    assert isinstance(join(GroupPlan("one", 1, HOST, 1, seconds=1.0), ROOT), SingleProcess)

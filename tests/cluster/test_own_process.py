@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -128,5 +129,18 @@ def test_collections_of_garbage_leave_out_what_an_engine_has_loaded(
         EngineProcess.load(Mock(spec=EngineProcess, make=Mock()), CONFIGURATION)
         assert len(gc.get_objects()) < 10_000
         assert gc.get_freeze_count() > 100_000
+    finally:
+        gc.unfreeze()
+
+
+def test_an_engine_is_made_though_nothing_reads_what_it_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server's output was a pipe to a script that has ended, or a terminal that was closed."""
+    monkeypatch.setattr(kernels_ahead, "compile_kernels", lambda configuration, tell: {})
+    monkeypatch.setattr(sys, "stdout", Mock(write=Mock(side_effect=BrokenPipeError)))
+    engine = Mock(make=lambda _, tell: tell("loading the weights") or Mock())
+    try:
+        assert EngineProcess.load(engine, CONFIGURATION)
     finally:
         gc.unfreeze()

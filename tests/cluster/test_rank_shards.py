@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,22 +21,19 @@ from lexshard.actors.body.parallel.messages import (
     decode_rank_message,
 )
 from lexshard.actors.body.parallel.parallel_body import ParallelBody
+from lexshard.actors.body.parallel.sums import RankLostError
 from lexshard.actors.collective import CollectiveLostError
 from lexshard.actors.messages import Request
 from lexshard.actors.packed_arrays import encode
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.link import Link
 from lexshard.cluster.ranks.gang import RankGang
+from lexshard.cluster.ranks.server import NOT_MET
 from lexshard.cluster.ranks.shard_group import RankCollective, ShardLinks
-from lexshard.loadtest.token_digest import seeded_requests
 from tests.support.paths import DEMO, DEMO_DRAFT
-from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
+from tests.support.processes import gone
+from tests.support.rank_digests import Tokens, tokens_of, told, told_while_ranks_are_lost
 from tests.support.rank_engines import STREAMS, engine_of
-
-
-@pytest.fixture(scope="module")
-def requests(demo_tokenizer: Any) -> list[Request]:
-    return seeded_requests(demo_tokenizer, 200, 1)
 
 
 @pytest.mark.parametrize(
@@ -49,34 +47,35 @@ def requests(demo_tokenizer: Any) -> list[Request]:
     ids=["two, with drafts", "two, certified", "four, with samplers", "two, side by side"],
 )
 def test_tokens_and_log_probabilities_are_those_of_one_process(
-    requests: list[Request], changes: dict[str, Any]
+    of_one_rank: str, requests: list[Request], changes: dict[str, Any]
 ) -> None:
     engine = engine_of(**changes, shards=changes["ranks"])
     shards = [role for role in engine.roles() if role.name == "shard"]
     ranks = [role for role in engine.roles() if role.name == "body"]
     assert [each.place for each in shards] == [each.place for each in ranks]
-    assert told(engine, requests) == told(engine_of(1), requests)
+    assert told(engine, requests) == of_one_rank
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_lost_rank_is_replaced_with_its_shard(
-    requests: list[Request], ranks: int, number: signal.Signals
+    tokens_of_one_rank: Tokens, requests: list[Request], ranks: int, number: signal.Signals
 ) -> None:
-    some = requests[:STREAMS]
-    expected = tokens_of(engine_of(1), some)
-    assert told_while_ranks_are_lost(engine_of(ranks, shards=ranks), some, number) == expected
+    engine = engine_of(ranks, shards=ranks)
+    found = told_while_ranks_are_lost(engine, requests[:STREAMS], number)
+    assert found == tokens_of_one_rank
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_so_is_one_that_only_the_head_misses(
-    requests: list[Request], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    tokens_of_one_rank: Tokens,
+    requests: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
     """Twice, between the body's part of a step and the head's."""
-    some = requests[:STREAMS]
-    expected = tokens_of(engine_of(1), some)
     engine = engine_of(2, shards=2)
     body, head = engine.model.body, engine.steps._head
     assert isinstance(body, ParallelBody)
@@ -91,29 +90,26 @@ def test_so_is_one_that_only_the_head_misses(
         return hidden
 
     monkeypatch.setattr(body, "forward", losing)
-    assert tokens_of(engine, some) == expected
+    assert tokens_of(engine, requests[:STREAMS]) == tokens_of_one_rank
     assert (body.ranks_lost, head.counters.regroupings) == (2, 2)
 
 
-def test_a_shard_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it lacks, to the caller that starts the engine."""
-    from lexshard.actors.body.parallel import loading
-
-    whole = loading.RankPart
-
-    def without(*rest: Any) -> Any:
-        return whole(*rest[:6], "no.such.weight" if rest[3] else rest[6])
-
-    monkeypatch.setattr(loading, "RankPart", without)
-    with pytest.raises(CollectiveLostError, match=r"cannot be made: KeyError: .no\.such\.weight"):
-        engine_of(2, shards=2)
+def test_an_engine_ends_as_ever_where_a_rank_was_lost_at_rest() -> None:
+    engine = engine_of(2, shards=2)
+    body = engine.model.body
+    assert isinstance(body, ParallelBody)
+    process_id = body.roles()[0].place.process_id
+    os.kill(process_id, signal.SIGKILL)
+    assert gone(process_id, 10)
+    engine.close()  # raised, and left the processes of all that it had not closed yet
 
 
 class Saying(RankGang):
     """Of one rank that says what is written down, whatever it is asked."""
 
     def __init__(self, *said: GroupMember | ShardMessage) -> None:
-        self._replies = iter(said)
+        self._replies, self._questions = iter(said), count(1)
+        self._places = {}
         self._members = [Mock(link=Mock(receive=lambda seconds: encode(next(self._replies))))]
 
     def _start(self, part: RankPart) -> Any: ...
@@ -127,6 +123,11 @@ def test_what_was_said_to_an_earlier_question_answers_no_later_one() -> None:
     """As where a group was not formed, since another rank was lost."""
     late = GroupMember(3, ("here", 1)), ShardMessage(b""), GroupMember(4)
     assert Saying(*late, GroupMember(5, ("there", 2))).answer(0, 5) == GroupMember(5, ("there", 2))
+
+
+def test_a_rank_that_has_not_met_the_others_ends_the_group() -> None:
+    with pytest.raises(RankLostError, match="rank 1 has not met the others"):
+        Saying(GroupMember(1, NOT_MET))._meet_by(Mock(form=lambda: ("here", 1)))
 
 
 def pair(latest: torch.Tensor, seconds: float) -> tuple[RankCollective, RankCollective]:

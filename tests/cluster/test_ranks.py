@@ -4,6 +4,8 @@ after any is lost."""
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,27 +14,23 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from lexshard.actors.body.parallel.messages import RankPart
+from lexshard.actors.body.parallel import messages
+from lexshard.actors.body.parallel.messages import GroupMember, RankPart
 from lexshard.actors.body.parallel.sums import RankLostError
+from lexshard.actors.collective import CollectiveLostError
 from lexshard.actors.engine.completion import run_to_completion
 from lexshard.actors.messages import Request
+from lexshard.actors.packed_arrays import encode
+from lexshard.cluster.link import Link, PeerLostError
+from lexshard.cluster.ranks import sockets
 from lexshard.cluster.ranks.meeting import first_part
 from lexshard.cluster.ranks.processes import RankProcesses
-from lexshard.loadtest.token_digest import seeded_requests
+from lexshard.cluster.ranks.server import NOT_MET, serve_rank
 from tests.support.paths import DEMO_DRAFT
-from tests.support.rank_digests import tokens_of, told, told_while_ranks_are_lost
+from tests.support.rank_digests import Tokens, told, told_while_ranks_are_lost
 from tests.support.rank_engines import STREAMS, engine_of
 
-
-@pytest.fixture(scope="module")
-def requests(demo_tokenizer: Any) -> list[Request]:
-    """Every kind of sampling, log-probabilities, several choices, common beginnings."""
-    return seeded_requests(demo_tokenizer, 200, 1)
-
-
-@pytest.fixture(scope="module")
-def of_one_rank(requests: list[Request]) -> str:
-    return told(engine_of(1), requests)
+TCP_REPAIR = 19  # of Linux: such a socket is closed without a word to the other end
 
 
 @pytest.mark.parametrize(
@@ -59,12 +57,11 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
 )
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_lost_rank_is_replaced_in_the_midst_of_a_step(
-    requests: list[Request], ranks: int, number: signal.Signals
+    tokens_of_one_rank: Tokens, requests: list[Request], ranks: int, number: signal.Signals
 ) -> None:
     """Twice, under streams that go on with the same text."""
-    some = requests[:STREAMS]
-    expected = tokens_of(engine_of(1), some)
-    assert told_while_ranks_are_lost(engine_of(ranks), some, number) == expected
+    found = told_while_ranks_are_lost(engine_of(ranks), requests[:STREAMS], number)
+    assert found == tokens_of_one_rank
 
 
 @pytest.mark.slow
@@ -74,9 +71,8 @@ def test_decoders_of_torch_tell_the_same_whatever_is_beside_and_whoever_is_lost(
     """`--body general`: as ranks on GPUs are, but for gloo, which adds here."""
     some = requests[:STREAMS]
     engine = engine_of(2, body="general", max_running=7)
-    completions = run_to_completion(engine, some[::-1])
-    expected = {(each.request_id, each.choice): list(each.token_ids) for each in completions}
-    assert told_while_ranks_are_lost(engine, some, signal.SIGKILL) == expected
+    expected = [each.token_ids for each in run_to_completion(engine, some[::-1])]
+    assert told_while_ranks_are_lost(engine, some, signal.SIGKILL) == expected[::-1]
 
 
 def test_the_first_rank_has_the_gpu_before_the_others() -> None:
@@ -109,15 +105,62 @@ def test_ranks_at_rest_take_nothing_and_end_with_the_engine() -> None:
     assert not any(rank.is_running() for rank in ranks)
 
 
-def test_a_rank_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shards", "lacking", "error", "told"),
+    [
+        (1, {"folder": "/no"}, RankLostError, "rank 1 cannot be made: WeightsError: /no"),
+        (2, {"head_name": "no.name"}, CollectiveLostError, r"cannot be made: KeyError: .no\.name"),
+    ],
+    ids=["rank", "shard"],
+)
+def test_a_rank_or_shard_that_cannot_be_made_says_why(
+    shards: int,
+    lacking: dict[str, Any],
+    error: type[Exception],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With what it lacks, to the caller that starts the engine."""
     from lexshard.actors.body.parallel import loading
 
-    whole = loading.RankPart
+    def part(*given: Any) -> RankPart:
+        whole = RankPart(*given)
+        return replace(whole, **lacking) if whole.rank else whole
 
-    def elsewhere(folder: str, *rest: Any) -> Any:
-        return whole(folder if rest[2] == 0 else "/nowhere", *rest)
+    monkeypatch.setattr(loading, "RankPart", part)
+    with pytest.raises(error, match=told):
+        engine_of(2, shards=shards)
 
-    monkeypatch.setattr(loading, "RankPart", elsewhere)
-    with pytest.raises(RankLostError, match="rank 1 cannot be made: WeightsError: /nowhere"):
-        engine_of(2)
+
+def test_a_rank_that_did_not_meet_the_others_is_there_for_the_next_group() -> None:
+    """Where one of these was lost meanwhile: this one has nothing to load anew."""
+    meet = Mock(side_effect=[PeerLostError("one has gone"), None])
+    meeting = Mock(form=lambda: ("here", 1), meet=meet)
+    first, end = (Link(each) for each in socket.socketpair())
+    rank = threading.Thread(target=serve_rank, args=(end, Mock(), meeting), daemon=True)
+    rank.start()
+    for question, expected in ((1, GroupMember(2, NOT_MET)), (3, GroupMember(4))):
+        first.send(encode(messages.FormGroup(question)))
+        assert messages.decode_rank_reply(first.receive(30)) == GroupMember(question, ("here", 1))
+        first.send(encode(messages.MeetGroup((), b"", question + 1)))
+        assert messages.decode_rank_reply(first.receive(30)) == expected
+    meeting.leave.assert_called_once()
+    first.close()
+    rank.join(30)
+    assert not rank.is_alive()
+
+
+def test_a_machine_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word, as where its power fails while it loads and is asked for nothing."""
+    monkeypatch.setattr(sockets, "KEEPALIVE", dict.fromkeys(sockets.KEEPALIVE, 1))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        end, _ = listener.accept()
+    sockets.notice_loss(end)
+    try:
+        there.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    except OSError as error:
+        pytest.skip(f"no connection can be dropped without a word here: {error}")
+    there.close()
+    with pytest.raises(PeerLostError, match="has gone"):
+        Link(end).receive(30)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +17,7 @@ from lexshard.actors.messages import Request
 from lexshard.actors.role import RunningRole
 from tests.support.nodes_apart import nodes_apart, why_not
 from tests.support.paths import DEMO, DEMO_DRAFT
+from tests.support.rank_digests import through_losses
 from tests.support.real_server import wait
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
 
@@ -138,7 +138,7 @@ def test_ranks_on_other_nodes_say_what_one_rank_says_also_when_a_node_is_lost(
             lost.kill_raylet()
             os.kill(before.process_id, signal.SIGKILL)  # which would live on for a while
 
-        tokens, seconds = _tokens_through_a_loss(engine, requests, lose)
+        tokens, seconds = through_losses(engine, requests, lose, (6,))
         print(f"{seconds:.1f} s for the lost node of a rank")
         assert before.node not in _nodes_of(engine, "body")
     assert tokens == [each.token_ids for each in one]
@@ -155,7 +155,7 @@ def test_a_lost_node_is_replaced_in_the_midst_of_a_step(
     ):
         [before] = _nodes_of(engine, "shard")
         lost = next(node for node in cluster.worker_nodes if node.node_id == before)
-        tokens, seconds = _tokens_through_a_loss(engine, requests, lost.kill_raylet)
+        tokens, seconds = through_losses(engine, requests, lost.kill_raylet, (6,))
         print(f"{spares} spares: {seconds:.1f} s for a lost node")
         [after] = _nodes_of(engine, "shard")
         assert after not in ("", before)
@@ -181,34 +181,11 @@ def test_a_node_that_cannot_be_reached_is_replaced_and_harms_nobody_when_it_can_
     ):
         [before] = _nodes_of(engine, "shard")
         lost = next(node for node in nodes if node.address == _address_of(before))
-        tokens, seconds = _tokens_through_a_loss(engine, requests, lost.cut)
+        tokens, seconds = through_losses(engine, requests, lost.cut, (6,))
         print(f"{spares} spares: {seconds:.1f} s for a node that cannot be reached")
         [after] = _nodes_of(engine, "shard")
         assert after not in ("", before)
         lost.mend()
         wait(lambda: not lost.processes(), 60, "what was cut off to end")
-        again, _ = _tokens_through_a_loss(engine, requests, lambda: None)
+        again, _ = through_losses(engine, requests, lambda: None)
     assert tokens == again == [each.token_ids for each in plain]
-
-
-def _tokens_through_a_loss(
-    engine: Engine, requests: list[Request], lose: Callable[[], None]
-) -> tuple[list[tuple[int, ...]], float]:
-    """What each request said, and the seconds of the longest step after ``lose``, which comes in
-    their midst."""
-    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        assert engine.submit(request) is None
-    left, steps, longest = len(requests), 0, 0.0
-    while left:
-        if steps == 6:
-            lose()
-        started = time.monotonic()
-        for event in engine.step():
-            tokens[event.request_id].extend(event.token_ids)
-            left -= event.finish_reason is not None
-        if steps >= 6:
-            longest = max(longest, time.monotonic() - started)
-        steps += 1
-    engine.check_idle()
-    return [tuple(tokens[request.request_id]) for request in requests], longest

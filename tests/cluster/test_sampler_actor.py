@@ -11,13 +11,11 @@ from threading import Event
 import numpy as np
 import pytest
 
-from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import DecisionWork
 from lexshard.actors.decision.plane import SamplerLostError
-from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.states.deltas import Deltas
 from tests.support.processes import gone
-from tests.support.sampler_work import SETTINGS, candidate_rows, comparable, dense_rows, opened
+from tests.support.sampler_work import SETTINGS, decides_as_one_here, dense_rows, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
@@ -27,23 +25,8 @@ def test_its_decisions_are_those_of_a_sampler_in_this_process() -> None:
     from lexshard.cluster.samplers.actor import RemoteSampler
 
     actor = RemoteSampler(SETTINGS, Event())
-    inline = InlineSampler(Sampler(SETTINGS))
-    random = np.random.default_rng(0)
-    for count in (1, 2, 40):
-        sequences = tuple(range(count))
-        deltas = Deltas(opened=opened(0, count))
-        for step in range(4):
-            work = DecisionWork(
-                step, deltas, candidate_rows(random, sequences), dense_rows(random, sequences)
-            )
-            result = actor.submit(work).result()
-            assert comparable(result) == comparable(inline.submit(work).result())
-            decisions = result.decisions[:count]
-            tokens = [0 if each is None else each.token_id for each in decisions]
-            deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
-        work = DecisionWork(9, Deltas(closed=sequences))
-        assert actor.submit(work).result().decisions == ()
-        inline.submit(work)
+    for count in (1, 2, 80):
+        decides_as_one_here(actor, count)
     with pytest.raises(KeyError):
         actor.submit(DecisionWork(9, Deltas(closed=(1,)))).result()
     actor.close()

@@ -41,6 +41,7 @@ from tests.support.sampler_work import (
     SIZE,
     candidate_rows,
     comparable,
+    decides_as_one_here,
     dense_rows,
     opened,
 )
@@ -66,25 +67,8 @@ def lost_within(seconds: float, what: object) -> None:
 def test_its_decisions_are_those_of_a_sampler_in_this_process(
     process: SamplerProcess, count: int
 ) -> None:
-    """Candidates and dense rows in one step, in fewer at a time than there are, over steps."""
-    random = np.random.default_rng(count)
-    inline = InlineSampler(Sampler(SETTINGS))
-    first = 100 * count
-    sequences = tuple(range(first, first + count))
-    deltas = Deltas(opened=opened(first, count))
-    for step in range(6):
-        cut = int(random.integers(0, count + 1)) if step else count
-        work = DecisionWork(
-            step,
-            deltas,
-            candidate_rows(random, sequences[:cut]) if cut else None,
-            dense_rows(random, sequences[cut:]) if cut < count else None,
-        )
-        result = process.submit(work).result()
-        assert comparable(result) == comparable(inline.submit(work).result())
-        tokens = [0 if each is None else each.token_id for each in result.decisions]
-        deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
-    process.submit(DecisionWork(6, Deltas(closed=sequences))).result()
+    """In fewer rows at a time than there are."""
+    decides_as_one_here(process, count)
 
 
 def test_what_has_happened_is_heard_once_a_step() -> None:

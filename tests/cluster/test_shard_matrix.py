@@ -10,16 +10,12 @@ from typing import Any, get_args
 
 import pytest
 
-from lexshard.actors.body.loading import load
-from lexshard.actors.configuration import EngineConfiguration, ShardAssignmentMethod
+from lexshard.actors.configuration import ShardAssignmentMethod
 from lexshard.actors.engine.completion import Completion
-from lexshard.actors.engine.engine import Engine
-from lexshard.actors.index.automatic import open_or_build
 from lexshard.actors.messages import Request
-from lexshard.cluster.samplers.start import start_sampler
-from tests.support.paths import DEMO, DEMO_DRAFT, ROOT
+from tests.support.paths import DEMO_DRAFT, ROOT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
-from tests.support.thread_shards import ThreadShards
+from tests.support.thread_shards import sharded_engine
 
 pytestmark = pytest.mark.slow
 
@@ -41,31 +37,15 @@ def plain(requests: list[Request]) -> list[tuple[int, ...]]:
     return tokens(run_and_close(drafting_engine(head="dense"), requests))
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One with clusters."""
-    path = tmp_path_factory.mktemp("index") / "index"
-    open_or_build(DEMO, load(DEMO, "float32", device="cpu"), path, clusters=True)
-    return str(path)
-
-
 def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [each.token_ids for each in completions]
-
-
-def engine(**changes: Any) -> Engine:
-    settings = {"max_model_len": 128, "draft_length": "fixed", **changes}
-    configuration = EngineConfiguration(
-        str(DEMO), dtype="float32", device="cpu", threads=1, **settings
-    )
-    return Engine(configuration, start_sampler, shard_starter=ThreadShards(configuration))
 
 
 @pytest.mark.parametrize("shards", SHARDS)
 def test_any_number_of_shards_says_the_same_to_200_prompts(
     plain: list[tuple[int, ...]], requests: list[Request], shards: int
 ) -> None:
-    assert tokens(run_and_close(engine(shards=shards), requests)) == plain
+    assert tokens(run_and_close(sharded_engine(shards=shards), requests)) == plain
 
 
 def test_the_papers_head_says_the_same_from_any_number_of_shards(
@@ -73,7 +53,7 @@ def test_the_papers_head_says_the_same_from_any_number_of_shards(
 ) -> None:
     """Whole clusters, and blocks that have parts of them."""
     for shards, method in ((1, METHODS[0]), (3, METHODS[0]), (4, "clusters-semantic")):
-        found = engine(shards=shards, shard_assignment=method, head="paper", index=index)
+        found = sharded_engine(shards=shards, shard_assignment=method, head="paper", index=index)
         assert tokens(run_and_close(found, requests[:48])) == plain[:48]
 
 
@@ -97,4 +77,4 @@ def test_every_assignment_with_samplers_and_drafts_of_every_kind(
     if method.endswith("hotness"):
         changes["shard_trace"] = str(TRACE)
     own = slice(case % 5, PROMPTS, 5)
-    assert tokens(run_and_close(engine(**changes), requests[own])) == plain[own]
+    assert tokens(run_and_close(sharded_engine(**changes), requests[own])) == plain[own]

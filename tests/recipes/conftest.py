@@ -17,11 +17,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return TinyPair(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny folder of the shape the command takes."""
-    folder = tmp_path / "texts"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("texts")
     paragraph = (
         "Once upon a time there was an old king who lived in a castle by the sea, number {}. "
         "He had a dog and a horse, and he was fond of both of them. "
@@ -43,7 +42,7 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def recipe() -> DemoRecipe:
     schedule = Schedule(
         tokens=8 * 256,

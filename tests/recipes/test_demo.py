@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ CONVERSATION = [
     {"role": "user", "content": "Hello, it's 12:30!"},
     {"role": "assistant", "content": "Good day."},
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +125,13 @@ def test_network_equals_transformers(shipped: tuple[Any, Any]) -> None:
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
+def same_with_gradients(loss: torch.Tensor, expected: torch.Tensor, *of: torch.Tensor) -> None:
+    assert torch.allclose(loss, expected, rtol=1e-12)
+    ours, theirs = (torch.autograd.grad(3 * each, of) for each in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_fused_cross_entropy_equals_torch(with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -144,13 +142,7 @@ def test_fused_cross_entropy_equals_torch(with_bias: bool) -> None:
     logits = hidden @ weight.t() + (0 if bias is None else bias)
     expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     loss = fused_cross_entropy(hidden, weight, targets, bias)
-    assert torch.allclose(loss, expected, rtol=1e-12)
-    for ours, theirs in zip(
-        torch.autograd.grad(3 * loss, (hidden, weight)),
-        torch.autograd.grad(3 * expected, (hidden, weight)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+    same_with_gradients(loss, expected, hidden, weight)
 
 
 def test_fused_distillation_equals_torch() -> None:
@@ -162,13 +154,7 @@ def test_fused_distillation_equals_torch() -> None:
     wanted = (taught @ teacher.t()).softmax(1)
     expected = torch.nn.functional.cross_entropy(hidden @ weight.t(), wanted, reduction="sum")
     loss = fused_distillation(hidden, weight, taught, teacher)
-    assert torch.allclose(loss, expected, rtol=1e-12)
-    for ours, theirs in zip(
-        torch.autograd.grad(loss, (hidden, weight)),
-        torch.autograd.grad(expected, (hidden, weight)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+    same_with_gradients(loss, expected, hidden, weight)
 
 
 def test_clean_book_keeps_prose_only() -> None:
@@ -186,11 +172,19 @@ def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
     assert len(corpus.held_out_dialogues) == 60
 
 
+@pytest.fixture(scope="module")
+def made(
+    texts: Path, recipe: DemoRecipe, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """What the recipe tells of a tiny pair, and the pair's folder."""
+    out = tmp_path_factory.mktemp("made") / "out"
+    return train_demo(texts, out, 5, recipe=recipe), out
+
+
 def test_whole_recipe_makes_a_loadable_pair(
-    texts: Path, recipe: DemoRecipe, tmp_path: Path
+    made: tuple[dict[str, Any], Path], recipe: DemoRecipe
 ) -> None:
-    out = tmp_path / "out"
-    result = train_demo(texts, out, 5, recipe=recipe)
+    result, out = made
     assert 0 < result["bits_per_byte"]["all"]["target"] < 8
     assert result["training"]["draft"]["steps"] == recipe.draft_schedule.steps
     measured = result["training"]["target"]["held_out_bits_per_byte"]
@@ -202,9 +196,10 @@ def test_whole_recipe_makes_a_loadable_pair(
 
 
 def test_samples_are_of_every_kind_in_both_modes_and_ready_for_the_card(
-    texts: Path, recipe: DemoRecipe, tmp_path: Path
+    made: tuple[dict[str, Any], Path], recipe: DemoRecipe
 ) -> None:
-    written = train_demo(texts, tmp_path, 5, recipe=recipe)["samples"]
+    result, out = made
+    written = result["samples"]
     kinds = [(sample["kind"], sample["mode"]) for sample in written]
     assert kinds == [
         (kind, mode)
@@ -213,27 +208,23 @@ def test_samples_are_of_every_kind_in_both_modes_and_ready_for_the_card(
         for _ in range(recipe.measurement.sample_prompts)
     ]
     assert DemoRecipe().measurement.sample_prompts * 3 * 2 == 60  # with stories and novels
-    card = (tmp_path / TARGET_FOLDER / "samples.md").read_text(encoding="utf-8")
+    card = (out / TARGET_FOLDER / "samples.md").read_text(encoding="utf-8")
     for sample in written:
         assert f"{sample['prompt']}⟶{sample['answer']}" in card
     assert card.count("### ") == 4
 
 
 def test_a_finished_target_is_kept_and_gets_a_new_draft(
-    texts: Path, recipe: DemoRecipe, tmp_path: Path
+    made: tuple[dict[str, Any], Path], texts: Path, recipe: DemoRecipe, tmp_path: Path
 ) -> None:
-    first = train_demo(texts, tmp_path / "first", 5, recipe=recipe)
+    first, out = made
     other_draft = replace(recipe, draft_schedule=replace(recipe.draft_schedule, adam_rate=1e-3))
-    target = tmp_path / "first" / TARGET_FOLDER
+    target = out / TARGET_FOLDER
     again = train_demo(texts, tmp_path / "again", 5, recipe=other_draft, trained=target)
     assert again["training"]["target"] == first["training"]["target"]
-    weights = {
-        (run, folder): (tmp_path / run / folder / "model.safetensors").read_bytes()
-        for run in ("first", "again")
-        for folder in (TARGET_FOLDER, DRAFT_FOLDER)
-    }
-    assert weights["first", TARGET_FOLDER] == weights["again", TARGET_FOLDER]
-    assert weights["first", DRAFT_FOLDER] != weights["again", DRAFT_FOLDER]
+    for folder, same in ((TARGET_FOLDER, True), (DRAFT_FOLDER, False)):
+        weights = [run / folder / "model.safetensors" for run in (out, tmp_path / "again")]
+        assert (weights[0].read_bytes() == weights[1].read_bytes()) is same
     with pytest.raises(ValueError, match="another tokenizer"):
         train_demo(texts, tmp_path / "third", 6, recipe=recipe, trained=target)
 

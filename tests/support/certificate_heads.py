@@ -16,15 +16,16 @@ from lexshard.actors.head.shard import Shard
 from lexshard.kernels.linear import pack
 from lexshard.kernels.quantize import Int4Tier, Kind, Tier, quantize
 from lexshard.kernels.rows import canonical_logits, postprocess
+from tests.support.cluster_cases import flavoured_weight
 
 Array = np.ndarray[Any, Any]
 
 FLAVOURS = (
     "random",
     "clustered",
-    "duplicated",
+    "duplicates",
     "coarse",
-    "zero rows",
+    "zero",
     "huge rows",
     "huge",
     "denormal",
@@ -76,34 +77,6 @@ class Head:
         raw = canonical_logits(hidden, self.weight)
         bias = None if self.bias is None else self.bias.numpy()
         return np.asarray(postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap))
-
-
-def flavoured_weight(random: np.random.Generator, size: int, columns: int, flavour: str) -> Array:
-    """Output weights [V, d] of a stated kind, float64."""
-    weight = random.standard_normal((size, columns))
-    if flavour == "clustered":
-        centres = random.standard_normal((max(size // 12, 1), columns))
-        weight = centres[random.integers(0, len(centres), size)] + 0.02 * weight
-    elif flavour == "duplicated":
-        weight = weight[random.integers(0, max(size // 3, 1), size)]
-    elif flavour == "coarse":
-        weight = weight.round(0)
-    elif flavour == "zero rows":
-        weight[random.random(size) < 0.5] = 0.0
-    elif flavour == "huge rows":
-        weight[random.random(size) < 0.1] *= 1e18
-    elif flavour == "huge":
-        weight *= random.choice([1e18, 1e22, 1e37])
-    elif flavour == "denormal":
-        weight *= 10.0 ** random.uniform(-42, -10, (size, 1))
-    elif flavour == "outlier channels":
-        weight *= np.where(random.random(columns) < 0.1, 100.0, 1.0)
-    elif flavour == "heavy tails":
-        weight = random.standard_t(2, (size, columns))
-    elif flavour == "low rank":
-        rank = max(columns // 8, 1)
-        weight = weight[:, :rank] @ random.standard_normal((rank, columns)) + 1e-3 * weight
-    return weight
 
 
 def make_head(

@@ -18,27 +18,45 @@ NEEDS = {
 }
 
 
-def weights(seed: int, flavour: str, size: int, columns: int) -> torch.Tensor:
-    """[size, columns] fp32 of the kinds that break careless bounds."""
-    random = np.random.default_rng(seed)
+def flavoured_weight(
+    random: np.random.Generator, size: int, columns: int, flavour: str
+) -> np.ndarray:
+    """[size, columns] float64 of a stated kind: those that break careless bounds, or plain."""
     weight = random.standard_normal((size, columns))
     if flavour == "clustered":
-        centres = 3 * random.standard_normal((max(size // 8, 1), columns))
-        weight = centres[random.integers(0, len(centres), size)] + 0.1 * weight
+        centres = random.standard_normal((max(size // 12, 1), columns))
+        weight = centres[random.integers(0, len(centres), size)] + 0.02 * weight
     elif flavour == "duplicates":
-        weight = weight[random.integers(0, max(size // 4, 1), size)]
+        weight = weight[random.integers(0, max(size // 3, 1), size)]
+    elif flavour == "coarse":
+        weight = weight.round(0)
     elif flavour == "zero":
-        weight[random.random(size) < 0.6] = 0
+        weight[random.random(size) < 0.5] = 0.0
     elif flavour == "opposite":
         weight = weight[:1] * random.choice([-1.0, 1.0], (size, 1))
+    elif flavour == "huge rows":
+        weight[random.random(size) < 0.1] *= 1e18
     elif flavour == "huge":
-        weight *= 1e30
+        weight *= random.choice([1e18, 1e22, 1e30, 1e37])
     elif flavour == "mixed":
         weight *= 10.0 ** random.integers(-44, 38, (size, 1))
     elif flavour == "denormal":
-        weight *= 1e-44
+        weight *= 10.0 ** random.uniform(-44, random.choice([-40, -10]), (size, 1))
     elif flavour == "one":
         weight *= np.eye(columns)[0] * 1e-3 + (random.random(columns) < 0.1)
+    elif flavour == "outlier channels":
+        weight *= np.where(random.random(columns) < 0.1, 100.0, 1.0)
+    elif flavour == "heavy tails":
+        weight = random.standard_t(2, (size, columns))
+    elif flavour == "low rank":
+        rank = max(columns // 8, 1)
+        weight = weight[:, :rank] @ random.standard_normal((rank, columns)) + 1e-3 * weight
+    return weight
+
+
+def weights(seed: int, flavour: str, size: int, columns: int) -> torch.Tensor:
+    """The same in fp32."""
+    weight = flavoured_weight(np.random.default_rng(seed), size, columns, flavour)
     return torch.from_numpy(np.clip(weight, -3e38, 3e38).astype(np.float32))
 
 

@@ -27,8 +27,7 @@ from tests.support.speculation_cases import requests_of
 
 
 def maker_of(engine: Engine) -> Provenance:
-    told = engine.information
-    return made_by(model_hashes(DEMO), told.dtype, told.body, told.processor)
+    return made_by(model_hashes(DEMO), engine.information)
 
 
 def receipt_requests(prompt_ids: list[tuple[int, ...]], count: int) -> list[Request]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
-from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
+from lexshard.actors.proposal import GuessTest
 from lexshard.actors.states.row_table import flatten_adjustments
 from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.kernels.draw import Controls
@@ -16,6 +20,9 @@ from lexshard.kernels.draw import reference as draw_reference
 from lexshard.kernels.penalties import reference as penalties_reference
 from lexshard.kernels.rows import as_array, postprocess
 from lexshard.kernels.rows import reference as rows_reference
+from lexshard.kernels.verify import DenseProposals, DraftedRows
+from lexshard.kernels.verify import reference as verify_reference
+from tests.support.cluster_cases import weights
 from tests.support.decisions import screen_and_decide
 
 EOS = (0, 3)
@@ -48,21 +55,6 @@ def parameters_of(random: np.random.Generator, size: int) -> SamplingParameters:
     )
 
 
-def weight_of(random: np.random.Generator, size: int, columns: int, flavour: str) -> torch.Tensor:
-    weight = random.standard_normal((size, columns)).astype(np.float32)
-    if flavour == "duplicates":
-        weight = weight[random.integers(0, max(size // 4, 1), size)]
-    elif flavour == "zero":
-        weight[random.random(size) < 0.7] = 0
-    elif flavour == "huge":
-        weight *= np.float32(1e18)
-    elif flavour == "overflow":
-        weight *= np.float32(1e37)
-    elif flavour == "coarse":
-        weight = weight.round(0)
-    return torch.from_numpy(weight)
-
-
 class DenseHead:
     """The same decisions by brute force: every canonical logit, every noise, sorts."""
 
@@ -77,26 +69,101 @@ class DenseHead:
         return postprocess(raw, bias=bias, scale=self.scale, softcap=self.softcap)
 
     def token(self, hidden: torch.Tensor, state: SequenceState) -> int:
-        raw, p = self.logits(hidden), state.parameters
-        ids, offsets = np.arange(len(raw), dtype=np.int32), np.array([0, len(raw)])
-        adjustments = flatten_adjustments([state.adjustment()])
-        logits = penalties_reference.adjust(ids, raw, offsets, adjustments)
-        inverse = 0.0 if p.temperature == 0 else float(np.float32(1 / p.temperature))
-        controls = Controls(
-            np.array([inverse]),
-            np.array([p.top_k]),
-            np.array([p.top_p]),
-            np.array([math.log(p.min_p) if p.min_p else -math.inf]),
-            np.array([state.key], np.uint64),
-            np.array([state.position], np.uint64),
-        )
-        return int(draw_reference.draw(ids, logits, offsets, controls)[0])
+        raw = self.logits(hidden)
+        return reference_token(state, np.arange(len(raw), dtype=np.int32), raw)
+
+
+def reference_token(
+    state: SequenceState, ids: np.ndarray, raw: np.ndarray, *, truncated: bool = False
+) -> int:
+    """The plain decision: adjust, truncate (top-p where it is not ``truncated``), add noise, take
+    the best."""
+    p, offsets = state.parameters, np.array([0, len(ids)])
+    logits = penalties_reference.adjust(
+        ids, raw, offsets, flatten_adjustments([state.adjustment()])
+    )
+    controls = Controls(
+        np.array([0.0 if p.temperature == 0 else float(np.float32(1 / p.temperature))]),
+        np.array([p.top_k]),
+        np.array([1.0 if truncated else p.top_p]),
+        np.array([math.log(p.min_p) if p.min_p else -math.inf]),
+        np.array([state.key], np.uint64),
+        np.array([state.position], np.uint64),
+    )
+    return int(draw_reference.draw(ids, logits, offsets, controls)[0])
+
+
+def verified_token(
+    guess: GuessTest, logits: np.ndarray, inverse_temperature: float, key: int, position: int
+) -> int:
+    """What a row of all adjusted and truncated ``logits`` emits that tests ``guess``, plainly."""
+    proposals, proposal = None, guess.proposal
+    if proposal is not None:
+        proposed = np.full((1, len(logits)), -np.inf, np.float32)
+        proposed[0, proposal.ids] = proposal.logits
+        proposals = DenseProposals(proposed, np.array([proposal.inverse_temperature]))
+    rows = DraftedRows(
+        np.array([guess.token_id]),
+        np.array([inverse_temperature]),
+        np.array([key], np.uint64),
+        np.array([position], np.uint64),
+    )
+    return int(verify_reference.verify(logits[None], rows, proposals, None).tokens[0])
+
+
+@dataclass(frozen=True)
+class HeadCase:
+    """Output weights of some kind, and a step of so many ``rows``."""
+
+    seed: int
+    rows: int
+    size: int
+    columns: int
+    flavour: str
+    post: tuple[bool, float | None, float]  # biases, softcap, scale
+    bfloat16: bool
+
+
+HEAD_CASES = st.builds(
+    HeadCase,
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 5),
+    size=st.integers(5, 300),
+    columns=st.integers(1, 40),
+    flavour=st.sampled_from(["random", "duplicates", "zero", "huge", "coarse", "clustered"]),
+    post=st.sampled_from([(False, None, 1.0), (True, None, 0.25), (True, 30.0, 2.0)]),
+    bfloat16=st.booleans(),
+)
+
+
+def check_that_tokens_are_the_dense_heads(case: HeadCase, head_of: Callable[..., Any]) -> None:
+    """Of three steps, whatever is asked; rows that pad the weights are no tokens."""
+    random = np.random.default_rng(case.seed)
+    size, columns, (biased, softcap, scale) = case.size, case.columns, case.post
+    weight = weights(int(random.integers(2**32)), case.flavour, size, columns)
+    weight = weight.bfloat16() if case.bfloat16 else weight
+    bias = torch.from_numpy(random.standard_normal(size).astype(np.float32)) if biased else None
+    padding = torch.full((int(random.integers(0, 9)), columns), 1e9, dtype=weight.dtype)
+    padded_bias = None if bias is None else torch.cat([bias, torch.full((len(padding),), 1e9)])
+    head = head_of(torch.cat([weight, padding]), padded_bias, softcap, scale, size)
+    dense = DenseHead(weight, bias, softcap, scale)
+    prompts = [
+        tuple(random.integers(0, size, random.integers(1, 30)).tolist()) for _ in range(case.rows)
+    ]
+    states = [state_of(parameters_of(random, size), size, prompt) for prompt in prompts]
+    for _ in range(3):
+        hidden = torch.from_numpy(random.standard_normal((case.rows, columns)).astype(np.float32))
+        expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
+        decisions = decide_step(head, hidden, states)
+        assert [-1 if d is None else d.token_id for d in decisions] == expected
+        for state, token in zip(states, expected, strict=True):
+            state.append(max(token, 0))
 
 
 def decide_step(
-    shard: Shard, hidden: torch.Tensor, states: list[SequenceState]
+    head: Any, hidden: torch.Tensor, states: list[SequenceState]
 ) -> list[RowDecision | None]:
-    return screen_and_decide(shard, hidden, states)[0]
+    return screen_and_decide(head, hidden, states)[0]
 
 
 def state_of(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from lexshard.actors.decision.local_samplers import InlineSampler
 from lexshard.actors.decision.messages import (
     CandidateRows,
     DecisionResult,
+    DecisionWork,
     DenseRows,
     SamplerSettings,
 )
+from lexshard.actors.decision.plane import SamplerHandle
+from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Request, SamplingParameters
-from lexshard.actors.states.deltas import OpenSequence
+from lexshard.actors.states.deltas import Deltas, OpenSequence
 from lexshard.actors.states.row_table import RowNames
 from lexshard.kernels.decision import block_maxima
 
@@ -75,3 +79,25 @@ def candidate_rows(random: np.random.Generator, sequences: tuple[int, ...]) -> C
 
 def comparable(result: DecisionResult) -> tuple[int, object]:
     return result.step, result.decisions
+
+
+def decides_as_one_here(sampler: SamplerHandle, count: int) -> None:
+    """Candidates and dense rows in one step, over steps, as a sampler in this process does."""
+    random = np.random.default_rng(count)
+    inline = InlineSampler(Sampler(SETTINGS))
+    first = 100 * count
+    sequences = tuple(range(first, first + count))
+    deltas = Deltas(opened=opened(first, count))
+    for step in range(6):
+        cut = int(random.integers(0, count + 1)) if step else count
+        work = DecisionWork(
+            step,
+            deltas,
+            candidate_rows(random, sequences[:cut]) if cut else None,
+            dense_rows(random, sequences[cut:]) if cut < count else None,
+        )
+        result = sampler.submit(work).result()
+        assert comparable(result) == comparable(inline.submit(work).result())
+        tokens = [0 if each is None else each.token_id for each in result.decisions]
+        deltas = Deltas(appended=tuple(zip(sequences, ((t,) for t in tokens), strict=True)))
+    assert sampler.submit(DecisionWork(6, Deltas(closed=sequences))).result().decisions == ()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 
@@ -29,10 +31,11 @@ def connect(config: ServeConfig) -> MockEngine:
 def serve_in_processes() -> int:
     """An engine for each API process, which are all there is."""
     stop = StopRequest()
+    stop.listen()
 
     def hear() -> None:
         sys.stdin.read()
-        stop.make()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     config = ServeConfig.model_validate_json(sys.stdin.readline(), strict=True)
     threading.Thread(target=hear, daemon=True).start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,23 +37,31 @@ KINDS = (
 )
 
 
-class Guesses:
-    """A drafter that knows what is to come and says it, or something else, at random."""
+class Says:
+    """A drafter that says of each task what ``draft_of`` does."""
+
+    name = "an oracle"
+
+    def __init__(self, draft_of: Callable[[DraftTask], Draft]) -> None:
+        self._draft_of = draft_of
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
+        return [self._draft_of(task) for task in tasks]
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+class Guesses(Says):
+    """One that knows what is to come and says it, or something else, at random."""
 
     def __init__(self, truth: dict[tuple[int, ...], tuple[int, ...]], share: float) -> None:
+        super().__init__(lambda task: Draft(self._guess(tuple(task.history))))
         self._truth = truth
         self._share = share
         self._random = np.random.default_rng(7)
         self.right = 0
         self.wrong = 0
-
-    name = "an oracle"
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        return [Draft(self._guess(tuple(task.history))) for task in tasks]
-
-    def forget(self, sequence: int) -> None:
-        pass
 
     def _guess(self, history: tuple[int, ...]) -> list[int]:
         prompt = next(each for each in self._truth if history[: len(each)] == each)

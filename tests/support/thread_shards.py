@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from lexshard.actors.body.batch import Body
 from lexshard.actors.collective import CollectiveError, CollectiveLostError, CollectiveTimeoutError
 from lexshard.actors.configuration import EngineConfiguration
+from lexshard.actors.engine.engine import Engine
 from lexshard.actors.head.owned_rows import OwnedRows
 from lexshard.actors.head.sharded.part import ShardPart, build_shard
+from lexshard.actors.head.sharded.recovering_head import ShardStarter
 from lexshard.actors.head.sharded.shard_server import ShardServer
 from lexshard.actors.role import RunningRole
 from lexshard.actors.states.sequence_state import SequenceStates
 from lexshard.cluster.collective.star import StarCollective
+from lexshard.cluster.samplers.start import start_sampler
 from lexshard.cluster.topology.configured import configured_assignment
+from tests.support.paths import DEMO
 
 PATIENCE = 300.0  # kernels may have to be compiled first
 Letters = queue.SimpleQueue[torch.Tensor | None]  # None: the sender has left
@@ -126,3 +131,14 @@ class ThreadShards:
 
     def start(self, parts: Sequence[ShardPart], body: Body) -> ThreadGang:
         return ThreadGang(parts)
+
+
+def sharded_engine(
+    starter: Callable[[EngineConfiguration], ShardStarter] = ThreadShards, **changes: Any
+) -> Engine:
+    """Of the demo in 128 tokens of context, in float32, with shards as ``starter`` makes them."""
+    settings = {"max_model_len": 128, "draft_length": "fixed", "shard_seconds": 60, **changes}
+    configuration = EngineConfiguration(
+        str(DEMO), dtype="float32", device="cpu", threads=1, **settings
+    )
+    return Engine(configuration, start_sampler, shard_starter=starter(configuration))

@@ -26,12 +26,9 @@ from lexshard.actors.decision.plane import (
 from lexshard.actors.decision.sampler import Sampler
 from lexshard.actors.messages import Certificate, Request, SamplingParameters
 from lexshard.actors.role import Place, here
-from lexshard.actors.states.row_table import RowNames, flatten_adjustments
+from lexshard.actors.states.row_table import RowNames
 from lexshard.actors.states.sequence_state import SequenceState, SequenceStates
-from lexshard.kernels.draw import Controls
-from lexshard.kernels.draw import reference as draw_reference
-from lexshard.kernels.penalties import reference as penalties_reference
-from tests.support.sampler_cases import EOS, parameters_of
+from tests.support.sampler_cases import EOS, parameters_of, reference_token
 from tests.support.thread_sampler import ThreadSampler
 
 
@@ -44,25 +41,6 @@ settings.load_profile("plane")
 
 SIZE = 200
 SETTINGS = SamplerSettings(SIZE, EOS, capacity=2)
-
-
-def reference_token(
-    state: SequenceState, ids: np.ndarray, raw: np.ndarray, *, truncated: bool
-) -> int:
-    """The plain decision: adjust, truncate, add noise, take the best."""
-    offsets = np.array([0, len(ids)])
-    adjustments = flatten_adjustments([state.adjustment()])
-    logits = penalties_reference.adjust(ids, raw, offsets, adjustments)
-    parameters = state.parameters
-    controls = Controls(
-        np.array([state.inverse_temperature]),
-        np.array([state.top_k]),
-        np.array([1.0 if truncated else parameters.top_p]),
-        np.array([state.log_min_p]),
-        np.array([state.key], np.uint64),
-        np.array([state.position], np.uint64),
-    )
-    return int(draw_reference.draw(ids, logits, offsets, controls)[0])
 
 
 @dataclass
@@ -199,24 +177,11 @@ def test_lost_samplers_lose_no_decision(seed: int, count: int) -> None:
     run(seed, lambda: MortalSampler(deaths, 0.15), count)
 
 
-@pytest.mark.slow
-@given(seed=st.integers(0, 2**32))
-def test_decisions_in_the_engines_thread_are_the_same(seed: int) -> None:
-    """From the states of the engine itself, to which nothing is told."""
-    random = np.random.default_rng(seed)
+def test_decisions_in_the_engines_thread_are_waited_for() -> None:
     states = SequenceStates(SIZE, EOS, 1)
+    states.open(0, Request("0", 0, (1,), SamplingParameters()))
     decisions = OwnDecisions(Sampler(SETTINGS, states), states)
-    own = [
-        states.open(name, Request(str(name), 0, (1, 2, name), parameters_of(random, SIZE)))
-        for name in range(5)
-    ]
-    for step in range(6):
-        rows = [random_row(random, state) for state in own]
-        found = decisions.submit(step, first_rows(5), candidates_of(rows)).result()
-        for state, row, decision in zip(own, rows, found, strict=True):
-            expected = reference_token(state, row.ids, row.raw, truncated=row.truncated)
-            assert (-1 if decision is None else decision.token_id) == expected
-            state.append(max(expected, 0))
+    decisions.submit(0, first_rows(1), candidates_of([TWO_TOKENS])).result()
     assert decisions.counters.hidden == 0 < decisions.counters.busy == decisions.counters.wait
 
 
@@ -358,6 +323,12 @@ def test_a_sampler_that_cannot_be_replaced_at_once_is_tried_again() -> None:
     plane.shut_down()
 
 
+def shut_down_within(seconds: float, plane: DecisionPlane) -> None:
+    started = time.monotonic()
+    plane.shut_down()
+    assert time.monotonic() - started < seconds
+
+
 def test_shutting_down_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lexshard.actors.decision.plane.SHORTEST_BACKOFF", 100.0)
     monkeypatch.setattr("lexshard.actors.decision.plane.LONGEST_BACKOFF", 200.0)
@@ -366,9 +337,7 @@ def test_shutting_down_does_not_wait_for_the_next_try(monkeypatch: pytest.Monkey
     plane, candidates = _plane_of_six(starts, 1)
     starts.made[0].close()
     _until(plane, candidates, lambda: plane._backoff == 200.0)  # it failed, and will be tried again
-    started = time.monotonic()
-    plane.shut_down()
-    assert time.monotonic() - started < 50.0
+    shut_down_within(50.0, plane)
     assert starts.count == 2
 
 
@@ -383,9 +352,7 @@ def test_shutting_down_does_not_wait_for_a_start_that_has_not_begun(
     assert begun.wait(20.0)
     starts.made[0].close()
     plane.submit(0, first_rows(6), candidates).result()
-    started = time.monotonic()
-    plane.shut_down()
-    assert time.monotonic() - started < 50.0
+    shut_down_within(50.0, plane)
     ended.set()
     assert len(starts.made) == 1
 
@@ -406,9 +373,7 @@ def test_a_sampler_that_finds_no_room_does_not_hold_up_the_end_and_ends_when_it_
     plane, candidates = _plane_of_six(starts, 1)
     starts.made[0].close()
     plane.submit(0, first_rows(6), candidates).result()
-    started = time.monotonic()
-    plane.shut_down()
-    assert time.monotonic() - started < 5.0
+    shut_down_within(5.0, plane)
     assert len(starts.made) == 1
     room.set()
     deadline = time.monotonic() + 20.0
@@ -436,9 +401,7 @@ def test_a_sampler_that_can_be_given_up_does_not_hold_up_the_end_at_all(
     plane.open(0, Request("0", 0, (1,), SamplingParameters(seed=0)), [1])
     first.close()
     plane.submit(0, first_rows(1), candidates_of([TWO_TOKENS])).result()
-    started = time.monotonic()
-    plane.shut_down()
-    assert time.monotonic() - started < 50.0
+    shut_down_within(50.0, plane)
     assert gave_up.is_set()
 
 

@@ -1,29 +1,26 @@
-"""The decision: certified equals dense token for token, and draws follow the softmax."""
+"""The decision: certified equals dense token for token."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
 
 from lexshard.actors.head.shard import Shard
 from lexshard.actors.messages import Request, RowDecision, SamplingParameters
 from lexshard.actors.states.sequence_state import SequenceState
-from lexshard.kernels.draw import Controls, draw
 from lexshard.kernels.rows import canonical_logits
 from tests.support.sampler_cases import (
     EOS,
-    DenseHead,
+    HEAD_CASES,
+    HeadCase,
+    check_that_tokens_are_the_dense_heads,
     decide_step,
     parameters_of,
     state_of,
-    weight_of,
 )
 
 settings.register_profile("sampler", deadline=None)
@@ -31,43 +28,9 @@ settings.load_profile("sampler")
 
 
 @settings(max_examples=150)
-@given(
-    seed=st.integers(0, 2**32),
-    rows=st.integers(1, 5),
-    size=st.integers(5, 300),
-    columns=st.integers(1, 40),
-    flavour=st.sampled_from(["plain", "duplicates", "zero", "huge", "overflow", "coarse"]),
-    post=st.sampled_from([(False, None, 1.0), (True, None, 0.25), (True, 30.0, 2.0)]),
-    bfloat16=st.booleans(),
-)
-def test_certified_equals_dense_token_for_token(
-    seed: int,
-    rows: int,
-    size: int,
-    columns: int,
-    flavour: str,
-    post: tuple[bool, float | None, float],
-    bfloat16: bool,
-) -> None:
-    random = np.random.default_rng(seed)
-    weight = weight_of(random, size, columns, flavour)
-    weight = weight.bfloat16() if bfloat16 else weight
-    padding = torch.full((int(random.integers(0, 9)), columns), 1e9, dtype=weight.dtype)
-    bias = torch.from_numpy(random.standard_normal(size).astype(np.float32)) if post[0] else None
-    padded_bias = None if bias is None else torch.cat([bias, torch.full((len(padding),), 1e9)])
-    shard = Shard(torch.cat([weight, padding]), padded_bias, post[1], post[2], size)
-    dense = DenseHead(weight, bias, post[1], post[2])
-    prompts = [
-        tuple(random.integers(0, size, random.integers(1, 30)).tolist()) for _ in range(rows)
-    ]
-    states = [state_of(parameters_of(random, size), size, prompt) for prompt in prompts]
-    for _ in range(3):
-        hidden = torch.from_numpy(random.standard_normal((rows, columns)).astype(np.float32))
-        expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-        decisions = decide_step(shard, hidden, states)
-        assert [-1 if d is None else d.token_id for d in decisions] == expected
-        for state, token in zip(states, expected, strict=True):
-            state.append(max(token, 0))
+@given(HEAD_CASES)
+def test_certified_equals_dense_token_for_token(case: HeadCase) -> None:
+    check_that_tokens_are_the_dense_heads(case, Shard)
 
 
 def _head(size: int = 300, columns: int = 24) -> tuple[Shard, torch.Tensor]:
@@ -176,47 +139,3 @@ def test_rows_without_a_token_leave_the_others_alone() -> None:
     decisions = decide_step(shard, hidden[:3], states)
     assert [decision is None for decision in decisions] == [False, True, False]
     assert decisions[2] == RowDecision(9)
-
-
-def _chi_square(size: int, draws: int, bins: int, temperature: float) -> float:
-    """The p-value of ``draws`` draws over a vocabulary, tokens binned by descending share."""
-    random = np.random.default_rng(size)
-    logits = (2 * random.standard_normal(size)).astype(np.float32)
-    ids, offsets = np.arange(size, dtype=np.int32), np.array([0, size])
-    inverse = float(np.float32(1 / temperature))
-    scaled = logits.astype(np.float64) * inverse
-    shares = np.exp(scaled - np.logaddexp.reduce(scaled))
-    order = np.argsort(-shares, kind="stable")
-    bin_of = np.empty(size, np.int64)
-    bin_of[order] = np.minimum(np.cumsum(shares[order]) * bins, bins - 1).astype(np.int64)
-    counts: Counter[int] = Counter()
-    for position in range(draws):
-        controls = Controls(
-            np.array([inverse]),
-            np.zeros(1, np.int64),
-            np.ones(1),
-            np.array([-math.inf]),
-            np.array([size], np.uint64),
-            np.array([position], np.uint64),
-        )
-        counts[int(bin_of[draw(ids, logits, offsets, controls)[0]])] += 1
-    expected = np.bincount(bin_of, weights=shares, minlength=bins) * draws
-    used = expected > 0
-    observed = np.array([counts[b] for b in range(bins)], np.float64)
-    return float(stats.chisquare(observed[used], expected[used]).pvalue)
-
-
-@pytest.mark.parametrize(
-    ("size", "draws", "bins", "temperature"),
-    [
-        *((111, 20_000, 20, each) for each in (0.7, 1.5)),
-        *((32_000, 4_000, 20, each) for each in (0.7, 1.5)),
-        *((128_256, 1_500, 20, each) for each in (0.7, 1.5)),
-        pytest.param(111, 100_000, 50, 1.0, marks=pytest.mark.slow),
-        pytest.param(32_000, 30_000, 50, 1.0, marks=pytest.mark.slow),
-        pytest.param(128_256, 30_000, 50, 1.0, marks=pytest.mark.slow),
-    ],
-)
-def test_draws_follow_the_softmax(size: int, draws: int, bins: int, temperature: float) -> None:
-    """False-alarm rate 1e-4 per case; seeds are fixed."""
-    assert _chi_square(size, draws, bins, temperature) > 1e-4

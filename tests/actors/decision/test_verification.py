@@ -19,8 +19,7 @@ from lexshard.actors.states.sequence_state import SequenceState
 from lexshard.cluster.samplers.process import SamplerProcess
 from lexshard.kernels.penalties import reference as penalties_reference
 from lexshard.kernels.truncate import reference as truncate_reference
-from lexshard.kernels.verify import DenseProposals, DraftedRows
-from lexshard.kernels.verify import reference as verify_reference
+from tests.support.sampler_cases import verified_token
 
 SIZE = 500
 KINDS = (
@@ -76,20 +75,9 @@ def expected_token(dense: DenseRows, place: int, state: SequenceState) -> int:
     stays = truncate_reference.truncate(
         row, state.inverse_temperature, state.top_k, parameters.top_p, state.log_min_p
     )
-    proposals = None
-    if test.proposal is not None:
-        proposed = np.full((1, SIZE), -np.inf, np.float32)
-        proposed[0, test.proposal.ids] = test.proposal.logits
-        proposals = DenseProposals(proposed, np.array([test.proposal.inverse_temperature]))
-    rows = DraftedRows(
-        np.array([test.token_id]),
-        np.array([state.inverse_temperature]),
-        np.array([state.key], np.uint64),
-        np.array([state.position + len(dense.rows.drafted[place])], np.uint64),
-    )
-    kept = np.where(stays, row, np.float32(-np.inf))[None]
-    verdict = verify_reference.verify(kept, rows, proposals, None)
-    return int(verdict.tokens[0])
+    kept = np.where(stays, row, np.float32(-np.inf))
+    position = state.position + len(dense.rows.drafted[place])
+    return verified_token(test, kept, state.inverse_temperature, state.key, position)
 
 
 @pytest.mark.parametrize("certain", [False, True])

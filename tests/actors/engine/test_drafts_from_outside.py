@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from lexshard.actors.messages import (
 )
 from tests.support.paths import DEMO_DRAFT
 from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
+from tests.support.stepped_engines import Source
 
 FALSE_ALARM = 1e-4
 OUTSIDE = Drafting("client")
@@ -318,19 +319,16 @@ def test_guesses_that_come_with_their_request_are_heard(
     )
     told: list[SequenceEvent] = []
 
-    class Source:
-        def __init__(self, commands: Iterable[Commands]) -> None:
-            self._commands: Iterator[Commands] = iter(commands)
+    early = drafts_of(request, (), *text)
 
-        def receive(self, wait_seconds: float) -> Commands | None:
-            if told and told[-1].finish_reason is not None:
-                return Commands(stop=True)
-            return next(self._commands, None)
+    def commands() -> Iterator[Commands | None]:
+        yield Commands((request,), drafts=(early,))
+        while not told or told[-1].finish_reason is None:
+            yield None
 
     def emit(output: StepOutput) -> None:
         told.extend(output.events)
 
-    early = drafts_of(request, (), *text)
-    run_engine(engine, Source([Commands((request,), drafts=(early,))]), emit)
+    run_engine(engine, Source(commands()), emit)
     assert [len(event.token_ids) for event in told] == [1, 5]
     engine.close()

@@ -16,10 +16,11 @@ import torch
 from lexshard.actors.configuration import EngineConfiguration
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.engine import Engine
-from lexshard.actors.messages import Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.kernels import pool
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
+from tests.support.stepped_engines import heard
 
 PromptIds = list[tuple[int, ...]]
 
@@ -168,11 +169,7 @@ def test_blocks_that_a_sequence_computed_itself_are_not_told_as_found(
     parameters = SamplingParameters(temperature=0.0, max_tokens=110, ignore_eos=True)
     requests = [Request(str(i), 0, (i, *prompt_ids[i][:60]), parameters) for i in range(4)]
     engine = demo_engine(step_tokens=64, max_model_len=176, kv_cache_bytes=20 * 65_536)
-    for request in requests:
-        engine.submit(request)
-    events: list[SequenceEvent] = []
-    while sum(event.finish_reason is not None for event in events) < len(requests):
-        events.extend(engine.step())
+    events = heard(engine, requests)
     assert engine.statistics().preemptions > 0
     assert {event.cached_tokens for event in events} == {0}
     assert engine.statistics().cached_prompt_tokens == 0
@@ -203,13 +200,6 @@ def test_the_general_body_keeps_the_promise_too(engine: Engine, prompt_ids: Prom
     greedy = [request for request in requests if request.parameters.temperature == 0]
     fused = _alone(engine, greedy)
     assert [together[requests.index(request)] for request in greedy] == fused
-
-
-def test_choices_differ_and_repeat(engine: Engine, prompt_ids: PromptIds) -> None:
-    requests = [Request("n", choice, prompt_ids[0], SAMPLED) for choice in range(4)]
-    first = _tokens(run_to_completion(engine, requests))
-    assert len(set(first)) == 4
-    assert _tokens(run_to_completion(engine, requests)) == first
 
 
 # -- ends -----------------------------------------------------------------------------------------

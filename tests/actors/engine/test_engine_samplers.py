@@ -23,6 +23,7 @@ from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO
 from tests.support.quick import slow
 from tests.support.speculation_cases import requests_of, run_and_close
+from tests.support.stepped_engines import Source
 
 PromptIds = list[tuple[int, ...]]
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -147,15 +148,13 @@ def ends_of(
                 ends[event.request_id] = event.finish_reason
 
     if way == "loop":
-        commands = [Commands(submit=tuple(requests)), None, Commands(cancel=tuple(cancel))]
 
-        class Source:
-            def receive(self, wait_seconds: float) -> Commands | None:
-                if commands:
-                    return commands.pop(0)
-                return Commands(stop=True) if len(ends) + len(cancel) == len(requests) else None
+        def commands() -> Iterator[Commands | None]:
+            yield from (Commands(submit=tuple(requests)), None, Commands(cancel=tuple(cancel)))
+            while len(ends) + len(cancel) != len(requests):
+                yield None
 
-        run_engine(engine, Source(), emit, report_seconds=0.01)
+        run_engine(engine, Source(commands()), emit, report_seconds=0.01)
         return ends
     emit(StepOutput(tuple(filter(None, map(engine.submit, requests)))))
     for step in range(2000):

@@ -27,7 +27,7 @@ from lexshard.actors.messages import Request, SamplingParameters
 from lexshard.actors.proposal import Proposal
 from lexshard.actors.text.token_bytes import TokenBytes
 from tests.support.paths import DEMO, DEMO_DRAFT
-from tests.support.speculation_cases import drafting_engine, requests_of, run_and_close
+from tests.support.speculation_cases import Says, drafting_engine, requests_of, run_and_close
 
 FALSE_ALARM = 1e-4  # of each statistical check; seeds are fixed
 CHOICES = 4  # tokens that each place has
@@ -154,21 +154,11 @@ def test_chains_follow_the_target(
     check_law(laws, [completion.token_ids[:4] for completion in completions])
 
 
-class Two:
+def either(tokens: tuple[int, int]) -> Says:
     """A drafter that guesses one of two tokens."""
-
-    name = "either"
-
-    def __init__(self, tokens: tuple[int, int]) -> None:
-        self._random = np.random.default_rng(5)
-        self._from = Proposal(np.array(tokens, np.int32), np.zeros(2, np.float32), 1.0)
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        drawn = self._random.choice(self._from.ids, (len(tasks), 1))
-        return [Draft(each.tolist(), [self._from]) for each in drawn]
-
-    def forget(self, sequence: int) -> None:
-        pass
+    random, ids = np.random.default_rng(5), np.array(tokens, np.int32)
+    source = Proposal(ids, np.zeros(2, np.float32), 1.0)
+    return Says(lambda task: Draft([int(random.choice(ids))], [source]))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +207,7 @@ def letters_of(
     likely = max(laws[()], key=lambda token: sum(laws[first,].get(token, 0) for first in laws[()]))
     refused = next(token for token in range(500, 16_000) if token not in allowed)
     drafting = {"verify": "same-distribution", "draft_tokens": 1, **settings}
-    engine = drafting_engine(Two((likely, refused)), **drafting)
+    engine = drafting_engine(either((likely, refused)), **drafting)
     some = [Request(str(seed), 0, prompt, replace(asked, seed=seed)) for seed in range(count)]
     said = run_and_close(engine, some)
     assert engine.statistics().draft_accepted_tokens > 0.02 * count

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import llguidance
@@ -38,6 +38,7 @@ from tests.support.grammar_cases import (
 from tests.support.paths import DEMO, DEMO_DRAFT
 from tests.support.quick import quick
 from tests.support.speculation_cases import Guesses, run_and_close
+from tests.support.stepped_engines import WatchedMatcher, events_of, said_by
 from tests.support.thread_shards import ThreadShards
 
 COUNT = 39
@@ -53,6 +54,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "little room": {"kv_cache_bytes": 12 * BLOCK_BYTES, "draft": str(DEMO_DRAFT)},
     "short steps": {"prefix_cache": False, "step_tokens": 24},
 }
+MASKING = ("masks", "write_mask")
 Said = list[tuple[tuple[int, ...], str]]
 
 
@@ -262,65 +264,32 @@ def test_a_grammar_that_loses_its_way_ends_its_own_sequence(
     engine.check_idle()
 
 
-class FailingMatcher:
-    """Says what ``matcher`` says, until it has made ``left`` masks: then it costs too much."""
-
-    def __init__(self, matcher: Any, left: int) -> None:
-        self._matcher, self._left = matcher, left
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
-
-    def masks(self, guesses: Any) -> Any:
-        self._make_one()
-        return self._matcher.masks(guesses)
-
-    def write_mask(self, words: int) -> None:
-        self._make_one()
-        self._matcher.write_mask(words)
-
-    def _make_one(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise GrammarError("the grammar costs too much here")
-
-
 def test_a_grammar_that_fails_later_ends_its_own_sequence(engine: Engine) -> None:
     asked = SamplingParameters(temperature=1.0, max_tokens=12, seed=5, grammar=OTHERS[1])
     good = Request("good", 0, (5, 6, 7), asked)
     [alone] = run_to_completion(engine, [good])
     assert engine.submit(replace(good, request_id="failing")) is None
     [sequence] = engine.sequences("failing")
-    sequence.matcher = FailingMatcher(sequence.matcher, 3)  # type: ignore[assignment]
+    made = count()
+
+    def fails(method: str) -> None:
+        if method in MASKING and next(made) >= 3:
+            raise GrammarError("the grammar costs too much here")
+
+    sequence.matcher = WatchedMatcher(sequence.matcher, fails)  # type: ignore[assignment]
     assert engine.submit(good) is None
-    events: list[SequenceEvent] = []
-    while not engine._scheduler.idle:
-        events.extend(engine.step())
+    events = list(events_of(engine, "failing", "good"))
     [failure] = [each for each in events if each.finish_reason == "error"]
     assert failure.request_id == "failing"
     assert failure.refused
-    for name, expected in (("failing", alone.token_ids[:3]), ("good", alone.token_ids)):
-        said = [token for each in events if each.request_id == name for token in each.token_ids]
-        assert tuple(said) == expected
+    assert said_by("failing", events) == alone.token_ids[:3]
+    assert said_by("good", events) == alone.token_ids
     engine.check_idle()
 
 
-class SlowMatcher:
+def slow_matcher(matcher: Any, others: threading.Event) -> Any:
     """Says what ``matcher`` says, of masks not before ``others`` have gone on."""
-
-    def __init__(self, matcher: Any, others: threading.Event) -> None:
-        self._matcher, self._others = matcher, others
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
-
-    def masks(self, guesses: Any) -> Any:
-        self._others.wait(30)
-        return self._matcher.masks(guesses)
-
-    def write_mask(self, words: int) -> None:
-        self._others.wait(30)
-        self._matcher.write_mask(words)
+    return WatchedMatcher(matcher, lambda method: method in MASKING and others.wait(30))
 
 
 def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
@@ -335,18 +304,17 @@ def test_a_slow_mask_keeps_no_other_sequence_waiting(engine: Engine) -> None:
     assert engine.submit(slow) is None
     [sequence] = engine.sequences("slow")
     gone_on = threading.Event()
-    sequence.matcher = SlowMatcher(sequence.matcher, gone_on)  # type: ignore[assignment]
+    sequence.matcher = slow_matcher(sequence.matcher, gone_on)
     assert engine.submit(other) is None
     events: list[SequenceEvent] = []
-    while not engine._scheduler.idle:
-        events.extend(engine.step())
+    for event in events_of(engine, "slow", "other"):
+        events.append(event)
         if len(events) > 12:
             gone_on.set()
     own = [each.request_id for each in events for _ in each.token_ids]
     assert own.count("other") == 40
     assert own.index("slow") > 10  # the others had gone on
-    said = [token for each in events if each.request_id == "slow" for token in each.token_ids]
-    assert tuple(said) == expected.token_ids
+    assert said_by("slow", events) == expected.token_ids
     engine.check_idle()
 
 
@@ -361,21 +329,17 @@ def test_a_place_that_is_lost_while_a_mask_is_late_is_found_again() -> None:
     assert engine.submit(slow) is None
     [sequence] = engine.sequences("slow")
     there = threading.Event()
-    sequence.matcher = SlowMatcher(sequence.matcher, there)  # type: ignore[assignment]
+    sequence.matcher = slow_matcher(sequence.matcher, there)
     while not sequence.masking:
         engine.step()
     newcomer = Request("new", 0, (9, 8), replace(free, max_tokens=1), client="b")
     assert engine.submit(newcomer) is None
-    while engine.sequences("new"):
-        engine.step()
+    list(events_of(engine, "new"))
     for _ in range(3):
         engine.step()
     there.set()
-    events: list[SequenceEvent] = []
-    while not engine._scheduler.idle and len(events) < 300:
-        events.extend(engine.step())
-    said = [token for each in events if each.request_id == "slow" for token in each.token_ids]
-    assert tuple(said) == expected.token_ids
+    events = islice(events_of(engine, "slow", "long"), 300)
+    assert said_by("slow", events) == expected.token_ids
     engine.check_idle()
     engine.close()
 
@@ -416,7 +380,7 @@ def test_an_engine_rests_whose_late_sequence_has_ended(engine: Engine, how: str)
     for name in ("slow", "other"):
         assert engine.submit(Request(name, 0, (5, 6), asked)) is None
         [sequence] = engine.sequences(name)
-        sequence.matcher = SlowMatcher(sequence.matcher, cancelled)  # type: ignore[assignment]
+        sequence.matcher = slow_matcher(sequence.matcher, cancelled)
     while not any(engine.sequences(name)[0].masking for name in ("slow", "other")):
         engine.step()
     for name in ("slow", "other"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from lexshard.actors.messages import (
     StepOutput,
 )
 from tests.support.demo_engine import demo_engine
+from tests.support.stepped_engines import Source
 
 
 @pytest.mark.parametrize("launches", [False, True])
@@ -44,14 +45,11 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
     monkeypatch.setattr(engine.steps, "plan", planned)
     monkeypatch.setattr(engine.steps, "forward", computed)
     wanted = SamplingParameters(temperature=0.0, max_tokens=4, ignore_eos=True)
-    commands = [Commands(submit=(Request("a", 0, (5, 6, 7), wanted),))]
 
-    class Source:
-        def receive(self, wait_seconds: float) -> Commands | None:
-            if commands:
-                return commands.pop()
-            ended = happened.count("told") == 4
-            return Commands(stop=True) if ended else None
+    def commands() -> Iterator[Commands | None]:
+        yield Commands(submit=(Request("a", 0, (5, 6, 7), wanted),))
+        while happened.count("told") != 4:
+            yield None
 
     how_it_was: list[int] = []
 
@@ -60,7 +58,7 @@ def test_tokens_are_told_before_the_next_step_and_beside_one_that_is_only_launch
         if output.statistics and any(event.finish_reason for event in output.events):
             how_it_was.append(output.statistics.running)
 
-    run_engine(engine, Source(), emit, report_seconds=0.01)
+    run_engine(engine, Source(commands()), emit, report_seconds=0.01)
     engine.check_idle()
     engine.close()
     if launches:
@@ -77,17 +75,11 @@ def test_what_leaked_is_found_at_rest_without_a_look_at_every_block(
     """Between two requests of a client that takes turns, too."""
     engine = demo_engine()
     monkeypatch.setattr(BlockPool, "check", lambda pool: pytest.fail("it looks at every block"))
-    waiting = deque([None, None, asked("a", 1), *[None] * 20, asked("b", 1), *[None] * 20])
-
-    class Source:
-        def receive(self, wait_seconds: float) -> Commands | None:
-            return waiting.popleft() if waiting else Commands(stop=True)
-
-    run_engine(engine, Source(), lambda output: None, report_seconds=0.0)
+    waiting = [None, None, asked("a", 1), *[None] * 20, asked("b", 1), *[None] * 20]
+    run_engine(engine, Source(waiting), lambda output: None, report_seconds=0.0)
     engine._scheduler.pool.allocate()
-    waiting.append(None)
     with pytest.raises(RuntimeError, match="1 KV blocks"):
-        run_engine(engine, Source(), lambda output: None, report_seconds=0.0)
+        run_engine(engine, Source([None]), lambda output: None, report_seconds=0.0)
     engine.close()
 
 
@@ -114,24 +106,20 @@ def test_what_others_ask_for_holds_up_no_stream(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(engine, "submit", slowly)
     monkeypatch.setattr(engine.steps, "forward", computed)
-    arriving = deque([asked("stream", 1, max_tokens=100), asked("many", 20), asked("left", 500)])
     done: list[SequenceEvent] = []
 
-    class Source:
-        def receive(self, wait_seconds: float) -> Commands | None:
-            if arriving:
-                return arriving.popleft()
-            if "many" in happened and "left" not in cancelled:
-                cancelled.append("left")
-                return Commands(cancel=("left",))
-            return Commands(stop=True) if len(done) == 21 else None
-
-    cancelled: list[str] = []
+    def commands() -> Iterator[Commands | None]:
+        yield from (asked("stream", 1, max_tokens=100), asked("many", 20), asked("left", 500))
+        while "many" not in happened:
+            yield None
+        yield Commands(cancel=("left",))
+        while len(done) != 21:
+            yield None
 
     def emit(output: StepOutput) -> None:
         done.extend(event for event in output.events if event.finish_reason is not None)
 
-    run_engine(engine, Source(), emit, report_seconds=0.01)
+    run_engine(engine, Source(commands()), emit, report_seconds=0.01)
     engine.check_idle()
     engine.close()
     assert happened.count("many") == 20

@@ -36,6 +36,7 @@ from lexshard.kernels.masks import count_of
 from lexshard.kernels.steps import AskedRows, Places, StepsTaken
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import DEMO_DRAFT
+from tests.support.stepped_engines import Source, WatchedMatcher, events_of, heard
 
 PLAIN = SamplingParameters(temperature=1.0, max_tokens=45, ignore_eos=True, seed=3)
 TOLD = replace(PLAIN, certificate=True, receipt=True, draft=True)
@@ -75,21 +76,6 @@ def together() -> Iterator[Engine]:
     engine = demo_engine(head="certified", tiers=("int8",), steps_at_once=5)
     yield engine
     engine.close()
-
-
-def heard(engine: Engine, requests: list[Request]) -> list[SequenceEvent]:
-    """All that is told until they have ended, asked for at once."""
-    events = [event for each in requests if (event := engine.submit(each)) is not None]
-    return events + all_of(engine, *(each.request_id for each in requests))
-
-
-def all_of(engine: Engine, *names: str) -> list[SequenceEvent]:
-    """All that is still told of requests that have been asked for."""
-    events: list[SequenceEvent] = []
-    while any(map(engine.sequences, names)):
-        events.extend(engine.step())
-    engine.check_idle()
-    return events
 
 
 def replies(events: list[SequenceEvent]) -> dict[str, tuple[object, ...]]:
@@ -175,19 +161,16 @@ def test_a_run_ends_where_something_is_asked(prompt_ids: list[tuple[int, ...]]) 
     first = Request("first", 0, prompt_ids[0][:20], replace(PLAIN, max_tokens=400))
     second = Request("second", 0, prompt_ids[1][:20], replace(PLAIN, max_tokens=4))
     told: list[tuple[str, int]] = []
-    asked = [Commands((first,)), Commands((second,)), Commands(cancel=("first",))]
     looks = itertools.count(1)
 
-    class Source:
-        def receive(self, wait_seconds: float) -> Commands | None:
-            if len(asked) == 3 or self.comes():
-                return asked.pop(0)
-            idle = wait_seconds > 0 and not asked
-            return Commands(stop=True) if idle else None
-
-        def comes(self) -> bool:
-            said = sum(size for _, size in told)
-            return bool(asked) and said > 60 / len(asked)
+    def commands() -> Iterator[Commands | None]:
+        yield Commands((first,))
+        for tokens, command in ((30, Commands((second,))), (60, Commands(cancel=("first",)))):
+            while sum(size for _, size in told) <= tokens:
+                yield None
+            yield command
+        while engine.sequences("first") or engine.sequences("second"):
+            yield None
 
     def emit(output: StepOutput) -> None:
         told.extend((each.request_id, len(each.token_ids)) for each in output.events)
@@ -195,7 +178,7 @@ def test_a_run_ends_where_something_is_asked(prompt_ids: list[tuple[int, ...]]) 
     def comes() -> bool:
         return next(looks) % 11 == 0
 
-    run_engine(engine, Source(), emit, report_seconds=0.01, asked=comes)
+    run_engine(engine, Source(commands()), emit, report_seconds=0.01, asked=comes)
     assert max(size for _, size in told) > 1
     assert sum(size for name, size in told if name == "second") == 4
     assert sum(size for name, size in told if name == "first") < 200
@@ -440,10 +423,12 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
                 continue  # so are masks made in calls that take several steps, behind the first
             assert together.submit(Request("fails", 0, prompt_ids[0][:30], masked)) is None
             [sequence] = together.sequences("fails")
-            sequence.matcher = Failing(sequence.matcher, method)  # type: ignore[assignment]
+            sequence.matcher = failing(sequence.matcher, method)
             assert [together.submit(each) for each in others] == [None] * len(others)
             # On a busy machine masks are late, and the other one ends before it.
-            told = replies(all_of(together, "fails", *(each.request_id for each in others)))
+            told = replies(
+                list(events_of(together, "fails", *(each.request_id for each in others)))
+            )
             said, reason = told.pop("fails")[:2]
             assert reason == "error"
             if method == "consume":  # what was drawn before is told, however many come at once
@@ -451,18 +436,16 @@ def test_a_grammar_that_fails_in_a_run_ends_its_own_sequence(
             assert told == (expected if others else {})
 
 
-class Failing:
-    """Says what ``matcher`` says, until ``method`` has been called so often, and then no more."""
+def failing(matcher: Any, failing_method: str) -> Any:
+    """Says what ``matcher`` says, until a method has been called so often, and then no more."""
+    calls = Counter[str]()
 
-    def __init__(self, matcher: Any, method: str) -> None:
-        self._matcher, self._method, self._calls = matcher, method, 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._method:
-            self._calls += 1
-        if self._calls >= 6:
+    def fails(method: str) -> None:
+        calls[method] += 1
+        if calls[failing_method] >= 6:
             raise GrammarError("it has lost its way")
-        return getattr(self._matcher, name)
+
+    return WatchedMatcher(matcher, fails)
 
 
 WIDE_STRING = 'start: /"[^"\\\\\\x00-\\x1f]*"/'
@@ -591,27 +574,21 @@ def test_a_late_mask_ends_the_run_and_nothing_else(
     for each in wanted:
         assert together.submit(each) is None
         [sequence] = together.sequences(each.request_id)
-        sequence.matcher = Slow(sequence.matcher)  # type: ignore[assignment]
-    events = all_of(together, *(each.request_id for each in wanted))
+        sequence.matcher = slow(sequence.matcher)
+    events = list(events_of(together, *(each.request_id for each in wanted)))
     assert replies(events) == expected
     assert most_at_once(events) > 1
 
 
-class Slow:
+def slow(matcher: Any) -> Any:
     """Says what ``matcher`` says, masks at times after a while, and nothing else meanwhile."""
+    masks, busy = itertools.count(1), list[str]()
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher, self._calls, self._busy = matcher, 0, False
+    def waits(method: str) -> None:
+        assert not busy, f"{method} is asked while a mask is made"
+        if method == "masks":
+            busy.append(method)
+            if next(masks) % 7 == 0:
+                time.sleep(0.02)
 
-    def masks(self, guesses: Any) -> Any:
-        self._busy = True
-        self._calls += 1
-        if self._calls % 7 == 0:
-            time.sleep(0.02)
-        found = self._matcher.masks(guesses)
-        self._busy = False
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        assert not self._busy, f"{name} is asked while a mask is made"
-        return getattr(self._matcher, name)
+    return WatchedMatcher(matcher, waits, busy.clear)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,22 @@ import pytest
 
 from lexshard.actors.drafter.length import FixedLength
 from lexshard.actors.drafter.lookup import LookupDrafter
-from lexshard.actors.drafter.task import Draft, DraftTask
+from lexshard.actors.drafter.task import Draft
 from lexshard.actors.engine.completion import Collector, Completion, run_to_completion
 from lexshard.actors.engine.speculation import CostTiming, Speculation
-from lexshard.actors.messages import Drafting, Request, SamplingParameters, SequenceEvent
+from lexshard.actors.messages import Drafting, Request, SamplingParameters
 from lexshard.kernels import ahead
 from lexshard.kernels.ahead import GUESSING
 from tests.support.paths import DEMO_DRAFT
 from tests.support.quick import quick, slow
-from tests.support.speculation_cases import Guesses, drafting_engine, requests_of, run_and_close
+from tests.support.speculation_cases import (
+    Guesses,
+    Says,
+    drafting_engine,
+    requests_of,
+    run_and_close,
+)
+from tests.support.stepped_engines import heard
 
 BLOCK_BYTES = 65_536  # of keys and values of 16 tokens
 MODEL = {"draft": str(DEMO_DRAFT)}
@@ -53,21 +59,14 @@ def truth(plain: list[Completion]) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {each.prompt_ids: each.token_ids for each in plain}
 
 
+@pytest.mark.parametrize("count", [24, slow(500)])
 @pytest.mark.parametrize("name", quick(DRAFTERS, *(DRAFTERS.keys() - {"samplers"})))
 def test_the_text_is_that_without_a_drafter(
-    requests: list[Request], plain: list[Completion], name: str
+    prompt_ids: list[tuple[int, ...]], plain: list[Completion], name: str, count: int
 ) -> None:
-    assert run_and_close(drafting_engine(**DRAFTERS[name]), requests) == plain
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_the_text_of_five_hundred_prompts_is_that_without_a_drafter(
-    prompt_ids: list[tuple[int, ...]], name: str
-) -> None:
-    many = requests_of([(index, *ids) for index, ids in enumerate(4 * prompt_ids)], 500)
-    expected = run_and_close(drafting_engine(), many)
-    assert run_and_close(drafting_engine(**DRAFTERS[name]), many) == expected
+    asked = requests_of(4 * prompt_ids, count)
+    expected = plain if count == len(plain) else run_and_close(drafting_engine(), asked)
+    assert run_and_close(drafting_engine(**DRAFTERS[name]), asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,16 +152,6 @@ def test_guesses_on_which_tokens_depend_are_made_from_the_first_on(
     assert not_yet.statistics().draft_tokens > 0
 
 
-def events_of(engine: Any, requests: list[Request]) -> list[SequenceEvent]:
-    events: list[SequenceEvent] = []
-    for request in requests:
-        assert engine.submit(request) is None
-    while sum(event.finish_reason is not None for event in events) < len(requests):
-        events.extend(engine.step())
-    engine.close()
-    return events
-
-
 def test_each_token_tells_what_guessed_it_or_what_was_guessed_instead(
     prompt_ids: list[tuple[int, ...]],
 ) -> None:
@@ -170,7 +159,8 @@ def test_each_token_tells_what_guessed_it_or_what_was_guessed_instead(
     requests = [Request("asks", 0, prompt_ids[0][:30], parameters)]
     requests.append(Request("does not", 0, prompt_ids[1][:30], replace(parameters, draft=False)))
     engine = drafting_engine(**MODEL)
-    events = events_of(engine, requests)
+    events = heard(engine, requests)
+    engine.close()
     told = [event for event in events if event.request_id == "asks"]
     assert all(len(event.origins) == len(event.token_ids) for event in told)
     assert not any(event.origins for event in events if event.request_id != "asks")
@@ -183,7 +173,8 @@ def test_each_token_tells_what_guessed_it_or_what_was_guessed_instead(
     for origin, token in zip(origins, tokens, strict=True):
         assert origin.rejected != token
         assert origin.drafted_by is None or origin.rejected is None
-    plain = events_of(drafting_engine(), requests[:1])
+    plain = heard(without := drafting_engine(), requests[:1])
+    without.close()
     assert {origin.drafted_by for event in plain for origin in event.origins} == {None}
 
 
@@ -235,33 +226,6 @@ def test_a_draft_head_without_a_draft_model_is_refused() -> None:
         drafting_engine(draft=None, draft_head="router")
 
 
-class Certain:
-    """Guesses the one token that may come."""
-
-    name = "certain"
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        return [Draft([11] * task.most) for task in tasks]
-
-    def forget(self, sequence: int) -> None:
-        pass
-
-
-class Silent:
-    """Never knows what may come; or, while it ``reads``, not yet."""
-
-    name = "silent"
-
-    def __init__(self, reads: bool) -> None:
-        self._drafts = Draft(reads=reads)
-
-    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft]:
-        return [self._drafts for _ in tasks]
-
-    def forget(self, sequence: int) -> None:
-        pass
-
-
 CHEAP = [
     *(CostTiming("step", rows, 1 + rows / 100) for rows in (1, 2, 3, 6)),
     CostTiming("drafting", 1, 0.01),
@@ -275,7 +239,10 @@ def test_a_drafter_that_has_nothing_to_say_is_soon_hardly_asked(
 ) -> None:
     """So that steps are taken in runs. One that has not read its prompt yet is asked again."""
     engine = drafting_engine(
-        Silent(reads), draft_length="measured", max_model_len=512, steps_at_once=1
+        Says(lambda task: Draft(reads=reads)),
+        draft_length="measured",
+        max_model_len=512,
+        steps_at_once=1,
     )
     speculation = engine._speculation
     assert speculation is not None
@@ -306,7 +273,8 @@ def test_a_sequence_that_has_nothing_left_to_say_ends_whether_guessed_for_or_not
     requests.append(Request("goes on", 0, (5, 6, 7), SamplingParameters(max_tokens=40)))
     plain = ended(drafting_engine(), requests)
     assert [error is not None for _, error in plain] == [room > 3] * 3 + [False]
-    for drafter, changes in ((Certain(), {"draft_tokens": 3}), (None, {"draft": "ngram"})):
+    certain = Says(lambda task: Draft([11] * task.most))  # the one token that may come
+    for drafter, changes in ((certain, {"draft_tokens": 3}), (None, {"draft": "ngram"})):
         assert ended(drafting_engine(drafter, **changes), requests) == plain
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from lexshard.actors.states.row_table import RowTable
 from tests.support.demo_engine import demo_engine
 from tests.support.paths import ROOT
 from tests.support.speculation_cases import requests_of
+from tests.support.stepped_engines import Source
 from tests.support.tiny_models import save_tiny
 
 PromptIds = list[tuple[int, ...]]
@@ -248,19 +249,13 @@ def test_what_is_cancelled_while_its_next_step_computes_is_forgotten(
     ended: set[str] = set()
     cancel: list[str] = []
 
-    class Source:
-        begun = False
-
-        def receive(self, wait_seconds: float) -> Commands | None:
-            if not self.begun:
-                self.begun = True
-                return Commands(submit=tuple(requests))
-            if cancel:
-                gone = tuple(cancel)
-                cancel.clear()
-                ended.update(gone)
-                return Commands(cancel=gone)
-            return Commands(stop=True) if ended == set(tokens) and wait_seconds else None
+    def commands() -> Iterator[Commands | None]:
+        yield Commands(submit=tuple(requests))
+        while ended != set(tokens):
+            gone = tuple(cancel)
+            cancel.clear()
+            ended.update(gone)
+            yield Commands(cancel=gone) if gone else None
 
     def emit(output: StepOutput) -> None:
         for event in output.events:
@@ -270,7 +265,7 @@ def test_what_is_cancelled_while_its_next_step_computes_is_forgotten(
             elif event.request_id not in kept and len(tokens[event.request_id]) > 2:
                 cancel.append(event.request_id)
 
-    run_engine(engine, Source(), emit, report_seconds=0.01)
+    run_engine(engine, Source(commands()), emit, report_seconds=0.01)
     engine.check_idle()
     for completion in expected:
         found = tokens[completion.request_id]

@@ -37,7 +37,6 @@ from tests.support.certificate_heads import (
     CHOICES,
     Array,
     Head,
-    flavoured_weight,
     hidden_states,
     near_ties,
     numbered_head,
@@ -45,6 +44,7 @@ from tests.support.certificate_heads import (
 )
 from tests.support.certificate_needs import random_needs, with_noise
 from tests.support.certificate_oracle import Tally, adjusted_logits, judge, truth, violations
+from tests.support.cluster_cases import flavoured_weight
 
 # -- the oracle itself ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from lexshard.actors.verification import emitted_tokens
 from lexshard.kernels.draw import Controls
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.quantize import Kind, Tier, quantize
-from lexshard.kernels.verify import DenseProposals, DraftedRows, verify
+from tests.support.sampler_cases import verified_token
 from tests.support.search_cases import random_adjustment
 
 SIZE, COLUMNS, ROWS = 900, 64, 24
@@ -69,18 +69,7 @@ def needs_of(random: np.random.Generator, logits: np.ndarray) -> list[Need]:
 def emitted_by_all_logits(need: Need, raw: np.ndarray) -> int:
     assert need.guess is not None
     adjusted = adjust(EVERY, raw, np.array([0, SIZE]), flatten_adjustments([need.adjustment]))
-    proposals, proposal = None, need.guess.proposal
-    if proposal is not None:
-        proposed = np.full((1, SIZE), -np.inf, np.float32)
-        proposed[0, proposal.ids] = proposal.logits
-        proposals = DenseProposals(proposed, np.array([proposal.inverse_temperature]))
-    rows = DraftedRows(
-        np.array([need.guess.token_id]),
-        np.array([need.inverse_temperature]),
-        np.array([need.key], np.uint64),
-        np.array([need.position], np.uint64),
-    )
-    return int(verify(adjusted[None], rows, proposals=proposals).tokens[0])
+    return verified_token(need.guess, adjusted, need.inverse_temperature, need.key, need.position)
 
 
 @pytest.mark.parametrize("screen", [DENSE, "int8", "int4"])

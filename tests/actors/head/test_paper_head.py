@@ -13,79 +13,55 @@ from hypothesis import strategies as st
 
 from lexshard.actors.head.output_rows import NonFiniteHiddenError
 from lexshard.actors.head.paper.paper_head import PaperHead, raised_ids
-from lexshard.actors.head.paper.settings import PaperSettings, next_budget
+from lexshard.actors.head.paper.settings import Fallback, PaperSettings, next_budget
 from lexshard.actors.messages import SamplingParameters
 from lexshard.actors.states.row_table import RowTable, flatten_adjustments
-from lexshard.kernels.bounds import Clusters, summarise
+from lexshard.kernels.bounds import Clusters, Kind, summarise
 from lexshard.kernels.penalties import adjust
 from lexshard.kernels.rows import canonical_logits
 from lexshard.kernels.truncate import truncate
-from tests.support.cluster_cases import NEEDS, partition, weights
-from tests.support.sampler_cases import DenseHead, decide_step, parameters_of, state_of, weight_of
+from tests.support.cluster_cases import NEEDS, partition
+from tests.support.sampler_cases import (
+    HEAD_CASES,
+    DenseHead,
+    HeadCase,
+    check_that_tokens_are_the_dense_heads,
+    decide_step,
+    state_of,
+)
 from tests.support.search_cases import random_adjustment
 
 settings.register_profile("paper", deadline=None)
 settings.load_profile("paper")
 
-FLAVOURS = ["plain", "duplicates", "zero", "huge", "overflow", "coarse", "clustered"]
-
-
-def _flavoured(random: np.random.Generator, size: int, columns: int, flavour: str) -> torch.Tensor:
-    if flavour == "clustered":
-        return weights(int(random.integers(2**32)), flavour, size, columns)
-    return weight_of(random, size, columns, flavour)
-
 
 @settings(max_examples=40)
 @given(
-    seed=st.integers(0, 2**32),
-    rows=st.integers(1, 4),
-    size=st.integers(5, 250),
-    columns=st.integers(1, 40),
+    case=HEAD_CASES,
     count=st.integers(1, 40),
-    flavour=st.sampled_from(FLAVOURS),
-    post=st.sampled_from([(False, None, 1.0), (True, None, 0.25), (True, 30.0, 2.0)]),
-    bfloat16=st.booleans(),
     bounds=st.sampled_from(["ball", "cone", "best"]),
     fallback=st.sampled_from(["full", "partial", "relaxed"]),
     budget=st.sampled_from([0.01, 0.5, 1.0]),
 )
 def test_tokens_are_those_of_the_dense_head(
-    seed: int,
-    rows: int,
-    size: int,
-    columns: int,
+    case: HeadCase,
     count: int,
-    flavour: str,
-    post: tuple[bool, float | None, float],
-    bfloat16: bool,
-    bounds: str,
-    fallback: str,
+    bounds: Kind,
+    fallback: Fallback,
     budget: float,
 ) -> None:
     """Bit for bit, whatever is asked for; ``relaxed`` changes nothing where no epsilon is named."""
-    random = np.random.default_rng(seed)
-    weight = _flavoured(random, size, columns, flavour)
-    weight = weight.bfloat16() if bfloat16 else weight
-    bias = torch.from_numpy(random.standard_normal(size).astype(np.float32)) if post[0] else None
-    padding = torch.full((3, columns), 1e9, dtype=weight.dtype)
-    padded_bias = None if bias is None else torch.cat([bias, torch.full((3,), 1e9)])
-    clusters = summarise(weight, bias, *partition(random, size, count), table_size=2)
-    chosen = PaperSettings(bounds=bounds, fallback=fallback, budget_share=budget)  # type: ignore[arg-type]
-    padded = torch.cat([weight, padding])
-    head = PaperHead(padded, padded_bias, post[1], post[2], size, clusters, chosen)
-    dense = DenseHead(weight, bias, post[1], post[2])
-    prompts = [
-        tuple(random.integers(0, size, random.integers(1, 30)).tolist()) for _ in range(rows)
-    ]
-    states = [state_of(parameters_of(random, size), size, prompt) for prompt in prompts]
-    for _ in range(3):
-        hidden = torch.from_numpy(random.standard_normal((rows, columns)).astype(np.float32))
-        expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-        decisions = decide_step(head, hidden, states)  # type: ignore[arg-type]
-        assert [-1 if d is None else d.token_id for d in decisions] == expected
-        for state, token in zip(states, expected, strict=True):
-            state.append(max(token, 0))
+    chosen = PaperSettings(bounds=bounds, fallback=fallback, budget_share=budget)
+
+    def head_of(
+        weight: torch.Tensor, bias: torch.Tensor | None, cap: float | None, scale: float, size: int
+    ) -> PaperHead:
+        rows = partition(np.random.default_rng(case.seed), size, count)
+        own = None if bias is None else bias[:size]
+        clusters = summarise(weight[:size], own, *rows, table_size=2)
+        return PaperHead(weight, bias, cap, scale, size, clusters, chosen)
+
+    check_that_tokens_are_the_dense_heads(case, head_of)
 
 
 def _tight_head(
@@ -117,8 +93,8 @@ def test_bounds_that_are_too_small_lose_tokens(part: str) -> None:
     dense = DenseHead(weight, bias, None, 1.0)
     states = [state_of(SamplingParameters(temperature=0.0), 400) for _ in hidden]
     expected = [dense.token(h, state) for h, state in zip(hidden, states, strict=True)]
-    assert [d.token_id for d in decide_step(head, hidden, states)] == expected  # type: ignore[arg-type]
-    assert [d.token_id for d in decide_step(wrong, hidden, states)] != expected  # type: ignore[arg-type]
+    assert [d.token_id for d in decide_step(head, hidden, states)] == expected
+    assert [d.token_id for d in decide_step(wrong, hidden, states)] != expected
 
 
 @pytest.mark.parametrize("name", NEEDS)
