@@ -119,6 +119,8 @@ class EdgeEndpoint:
 
     async def _begun(self, content: bytes, record: RequestRecord) -> tuple[EdgeSession, int]:
         """The session that a message asks for, and how much of its text the device has."""
+        if len(content) > wire.MOST_MESSAGE_BYTES:  # where no server of ours has looked
+            raise ApiError(413, f"an opening has {wire.MOST_MESSAGE_BYTES} bytes at most")
         asked = wire.decode_beginning(content)
         if isinstance(asked, wire.Opening):
             session = await self._opened(asked, record)

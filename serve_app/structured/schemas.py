@@ -96,7 +96,8 @@ def _left_out(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
     named, required = part.get("properties"), part.get("required")
     required = required if isinstance(required, list) else []
     optional = isinstance(named, dict) and any(name not in required for name in named)
-    if part.get("minProperties") and optional and part.get("additionalProperties") is not False:
+    least, others = part.get("minProperties"), part.get("additionalProperties") is not False
+    if isinstance(least, int) and least > len(required) and optional and others:
         yield "minProperties", "it would count names that 'properties' has not"
     fractions = "number" in str(part.get("type", "number"))
     for name in ("const", "enum", *_BOUNDS):
@@ -195,7 +196,7 @@ def escaped(name: str) -> str:
 
 def resolved(schema: dict[str, Any], reference: str) -> Any:
     """What a JSON Pointer inside ``schema`` means, None where that is nothing, or it is none."""
-    pointer = _from_root(schema, reference)
+    pointer = from_root(schema, reference)
     if pointer[:2] not in ("#", "#/"):
         return None
     value: Any = schema
@@ -209,7 +210,7 @@ def resolved(schema: dict[str, Any], reference: str) -> Any:
     return value
 
 
-def _from_root(schema: dict[str, Any], reference: str) -> str:
+def from_root(schema: dict[str, Any], reference: str) -> str:
     """A reference without the name that ``schema`` has itself."""
     own = schema["$id"] if isinstance(schema.get("$id"), str) else ""
     name, _, fragment = reference.partition("#")
@@ -218,10 +219,13 @@ def _from_root(schema: dict[str, Any], reference: str) -> str:
 
 def under_root(schema: dict[str, Any]) -> dict[str, Any]:
     """Definitions of which `root` is ``schema``, changed so that references in it stay in it."""
-    for _, part in parts(schema):
+    every = [part for _, part in parts(schema)]
+    named = [part for part in every if "$id" in part and part is not schema]
+    apart = {id(each) for part in named for _, each in parts(part)}  # references there begin there
+    for part in every:
         reference = part.get("$ref")
-        if isinstance(reference, str):
-            part["$ref"] = in_root(_from_root(schema, reference))
+        if isinstance(reference, str) and id(part) not in apart:
+            part["$ref"] = in_root(from_root(schema, reference))
     return {"root": {name: value for name, value in schema.items() if name != "$id"}}
 
 

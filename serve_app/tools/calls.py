@@ -12,7 +12,7 @@ import orjson
 from pydantic_core import from_json
 
 from lexshard.serve_app.openai.errors import shortened
-from lexshard.serve_app.structured.schemas import resolved
+from lexshard.serve_app.structured.schemas import from_root, resolved
 from lexshard.serve_app.tools.families import ToolFamily
 from lexshard.serve_app.tools.offer import INPUT, OfferedTool
 from lexshard.serve_app.tools.text_buffer import MalformedCallError, Reading, TextBuffer
@@ -279,7 +279,7 @@ def naming(parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         found = resolved(parameters, reference)
         if schema.keys() & _NAMING or not isinstance(found, dict):
             break
-        place, schema = reference, found
+        place, schema = from_root(parameters, reference), found
     return place, schema
 
 

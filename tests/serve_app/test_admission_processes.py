@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -182,6 +183,7 @@ def test_a_seat_is_free_again_when_its_process_has_gone(tmp_path: Path) -> None:
     assert Seats(tmp_path, PROCESSES).own == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files there may be sparse")
 def test_what_processes_share_has_its_room_on_the_disk_from_the_first(tmp_path: Path) -> None:
     """Written to where there is none later, it would end them with SIGBUS."""
     size = Seats(tmp_path, 64).memory("counters", 1000, np.float64).nbytes

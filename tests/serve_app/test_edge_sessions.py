@@ -217,6 +217,7 @@ def test_an_opening_is_bounded_before_anything_is_made_of_it() -> None:
     with connected() as (client, engine):
         tracemalloc.start()
         assert refused(client, nested) == 400
+        assert refused(client, bytes(wire.MOST_MESSAGE_BYTES + 1)) == 413
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 16 * 2**20

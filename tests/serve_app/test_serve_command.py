@@ -241,4 +241,7 @@ def test_a_client_that_leaves_is_forgotten_whatever_headers_it_sent(tmp_path: Pa
                 assert streaming
                 next(response.iter_lines())
         left = "POST /v1/completions status=499"
+        wait(
+            lambda: server.metric("lexshard_admitted_sequences") == 0, 5, "their places to be free"
+        )
         wait(lambda: server.log.read_text().count(left) == 2, 30, "both to be told as left")

@@ -344,7 +344,9 @@ def test_a_tag_tells_what_of_its_schemas_is_left_to_the_model() -> None:
 def test_what_a_grammar_holds_is_told_of_nothing() -> None:
     assert compiled(read(schema_format(POINT, strict=True)))[1] == ()
     three = {"minProperties": 2, "required": ["a", "b"]}
-    assert compiled(read(schema_format(three, strict=True)))[1] == ()
+    optional = POINT | {"minProperties": 1, "properties": {"a": {}, "b": {}}}
+    for schema in (three, optional):
+        assert compiled(read(schema_format(schema, strict=True)))[1] == ()
 
 
 def test_references_are_walked_once() -> None:

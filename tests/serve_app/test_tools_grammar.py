@@ -250,6 +250,9 @@ INTEGER = {"type": "integer"}
 BOTH = {"properties": {"a": INTEGER, "b": INTEGER}}
 EITHER = [{"required": ["a"]}, {"required": ["b"]}]
 LEAF = {"additionalProperties": False, "properties": {"a": INTEGER, "b": {"$ref": "#/$defs/x"}}}
+APART = {"$id": "x:b", "type": "object", "properties": {"a": {"$ref": "#/$defs/c"}}}
+APART["$defs"] = {"c": INTEGER}
+ROUND = {"$id": "x:r", "type": "object", "properties": {"a": {"$ref": "#"}}}
 NAMED = {"$id": "http://a", "$defs": {"<": INTEGER | {"$anchor": "here"}}}
 
 
@@ -270,6 +273,13 @@ NAMED = {"$id": "http://a", "$defs": {"<": INTEGER | {"$anchor": "here"}}}
         (NAMED | {"properties": {"/ %": {"$ref": "#/$defs/%3C"}}}, {"/ %": 1}, {"/ %": []}),
         (NAMED | {"properties": {"a": {"$ref": "http://a#/$defs/%3C"}}}, {"a": 5}, {"a": []}),
         (NAMED | {"properties": {"a": {"$ref": "#here"}}}, {"a": 5}, {"a": []}),
+        ({"properties": {"b": {"$ref": "x:b"}}, "$defs": {"b": APART}}, {"b": {"a": 5}}, {"b": 5}),
+        ({"properties": {"b": ROUND}}, {"b": {"a": {}}}, {"b": {"a": 5}}),
+        (
+            {"$id": "http://a", "$ref": "http://a#/$defs/x", "$defs": {"x": LEAF}},
+            {"a": 5},
+            {"c": 5},
+        ),
     ],
 )
 def test_what_of_a_schema_a_call_is_not_held_to_is_told_or_refused(
