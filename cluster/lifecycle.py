@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from shutil import disk_usage
 
+from lexshard.actors.body.families import text_description
+
+SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "127.0.0.1"  # where a Ray of our own is
 OBJECT_STORE_BYTES = 128 * 1024 * 1024  # besides heads; messages travel elsewhere
 ENVIRONMENT = {
@@ -40,12 +45,24 @@ def prepare_environment(environment: dict[str, str] | None = None) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+def head_bytes(folder: str, count: int) -> int:
+    """Of the output heads of so many copies of a model, by its description alone: a process that
+    reads more of it takes seconds. 0 where that does not tell."""
+    try:
+        told = text_description(json.loads(Path(folder, "config.json").read_bytes()))
+        half = "bfloat16" in (told.get("dtype"), told.get("torch_dtype"))
+        return int(count * told["vocab_size"] * told["hidden_size"]) * (2 if half else 4)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return 0  # loading it says why
+
+
 def store_bytes(heads: int) -> int:
     """Of an object store with room for ``heads``, too, as far as shared memory has it: Ray would
     keep all of a larger one on a disk."""
-    wanted = OBJECT_STORE_BYTES + heads
-    room = disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
-    if heads and wanted > room:
+    if not (heads and SHARED_MEMORY.is_dir()):
+        return OBJECT_STORE_BYTES
+    wanted, room = OBJECT_STORE_BYTES + heads, disk_usage(SHARED_MEMORY).free
+    if wanted > room:
         told = "/dev/shm has room for %.1f of %.1f GiB of heads: Ray keeps the rest on a disk"
         logger.warning(told, room / 2**30, wanted / 2**30)
     return max(OBJECT_STORE_BYTES, min(wanted, room))

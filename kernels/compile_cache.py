@@ -138,10 +138,13 @@ def _of_whole_files(load_index: Callable[[Any], dict[Any, str]]) -> Callable[[An
     """Nothing where a loss of power has left an index or what it names empty or torn."""
 
     def load(self: Any) -> dict[Any, str]:
+        whole: dict[Any, str] = {}
         with suppress(Exception):  # whatever a torn file makes of an unpickler
-            named = load_index(self)
-            return {key: n for key, n in named.items() if os.path.getsize(self._data_path(n))}
-        return {}
+            for key, name in load_index(self).items():
+                with suppress(OSError):
+                    if os.path.getsize(self._data_path(name)):
+                        whole[key] = name
+        return whole
 
     return load
 

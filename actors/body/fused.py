@@ -279,6 +279,7 @@ class _Stacks:
         for layer in self._layers:
             weights = of_layer(layer)
             if half and not all(map(fits_bfloat16, weights)):
+                out = None  # all is packed again
                 return self._stacked(of_layer, half=False)
             packed = [pack(each, half=half, arithmetic=self._arithmetic).panels for each in weights]
             if out is None:

@@ -159,13 +159,6 @@ def processes_on(config: ServeConfig, nodes: Sequence[NodeResources] = ()) -> Pr
     return configured_processes(config.engine_configuration, resources, found[0])
 
 
-def head_bytes(config: ServeConfig) -> int:
-    """The output heads of all replicas of ``config``. Raises as `configured_processes`."""
-    model = read_model_sizes(config.model, config.dtype)
-    one = model.vocabulary_size * model.hidden_size * model.weight_bytes
-    return one * max(config.replicas, config.max_replicas or 1)
-
-
 def configured_assignment(
     configuration: EngineConfiguration, vocabulary_size: int
 ) -> ShardAssignment:

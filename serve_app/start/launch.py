@@ -15,7 +15,7 @@ from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.ingress import DRAINING_SECONDS, haproxy_binary, ingress_environment
 from lexshard.cluster.joining import join_ray
 from lexshard.cluster.leaving import end_serve, leave_ray
-from lexshard.cluster.lifecycle import LOOPBACK, start_local_ray
+from lexshard.cluster.lifecycle import LOOPBACK, head_bytes, start_local_ray
 from lexshard.cluster.private_folder import PrivateFolder, remove_abandoned_folders
 from lexshard.serve_app.api_processes.seats import ServerRun
 from lexshard.serve_app.engine_client import EngineConnector
@@ -82,13 +82,6 @@ def _started_engine(
     from lexshard.serve_app.deployment import start_engine  # with Serve, which takes a second
 
     return partial(start_engine, reservation=reservation)
-
-
-def _asked_apart(function: str, config: ServeConfig) -> Any:
-    try:
-        return answer_apart("lexshard.cluster.topology.configured", function, config)
-    except (ValueError, OSError) as error:  # of the model, or of how it is divided
-        raise StartupError(str(error)) from error
 
 
 def _bodies_on(config: ServeConfig) -> str:
@@ -167,11 +160,12 @@ def running_server(
         if config.address is None:
             tell("starting Ray")
             given = connect is None and "--shards" in config.needs_ray
+            copies = max(config.replicas, config.max_replicas or 1)
             dashboard = start_local_ray(
                 environment,
                 workers=config.api_processes + SERVES_PROCESSES + 1,
                 dashboard=config.dashboard,
-                heads=_asked_apart("head_bytes", config) if given else 0,
+                heads=head_bytes(config.model, copies) if given else 0,
             )
             if dashboard is not None:
                 tell(f"Ray's dashboard is at {dashboard}")
@@ -200,7 +194,12 @@ def running_server(
         if config.has_replicas:
             processes = None
             if connect is None:
-                processes = _asked_apart("processes_on", config)
+                try:
+                    processes = answer_apart(
+                        "lexshard.cluster.topology.configured", "processes_on", config
+                    )
+                except (ValueError, OSError) as error:  # of the model, or of how it is divided
+                    raise StartupError(str(error)) from error
                 _check_room(config, processes, tell)
             from lexshard.serve_app.replica import bind_replicas
 

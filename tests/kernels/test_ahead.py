@@ -164,8 +164,13 @@ def test_what_a_loss_of_power_has_torn_is_missing(
     monkeypatch.setattr(cache, "_cache_file", files)
     files.save(cache._index_key(COUNT.types, target), ["code"])
     assert missing_calls({"all": [COUNT]}) == {}
+    files.save("another", ["code"])
     (tmp_path / torn).write_bytes(b"")
     assert missing_calls({"all": [COUNT]}) == {"all": [COUNT]}
+    assert ("another" in files._load_index()) == (torn != "kernel.nbi")
+    (tmp_path / torn).unlink()
+    assert missing_calls({"all": [COUNT]}) == {"all": [COUNT]}
+    assert ("another" in files._load_index()) == (torn != "kernel.nbi")
 
 
 def test_processes_that_die_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

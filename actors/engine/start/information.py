@@ -18,6 +18,7 @@ from lexshard.actors.kv_cache import BLOCK_TOKENS
 from lexshard.actors.messages import BY_DISTRIBUTION
 from lexshard.actors.stored_tensors import stored_tensors
 
+_OTHERS = ("*config.json", "*token*", "vocab.json", "merges.txt")  # than weights
 _PIECE, _PIECES = 4096, 16  # bytes, and how many pieces of a file of weights
 
 
@@ -83,7 +84,7 @@ def files_of(configuration: EngineConfiguration) -> str:
     try:
         for folder in (Path(model).expanduser() for model in models):
             weights = {tensor.file for tensor in stored_tensors(folder)}
-            others = (*folder.glob("*config.json"), *folder.glob("tokenizer.json"))
+            others = [path for each in _OTHERS for path in folder.glob(each)]
             for path in sorted(weights.union(others)):
                 size = path.stat().st_size
                 digest.update(f"{path.name} {size}".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ from lexshard.cluster.apart import answer_apart
 from lexshard.cluster.config import ServeConfig
 from lexshard.cluster.config_sources import PROCESSOR
 from lexshard.cluster.joining import Node, Versions, mismatch, two_orders
-from lexshard.cluster.topology import configured, reservation
+from lexshard.cluster.topology import reservation
 from lexshard.cluster.topology.assignment import AssignmentError
 from lexshard.cluster.topology.configured import RoleResources, configured_processes, processes_on
 from lexshard.cluster.topology.nodes import NodeResources
@@ -114,8 +115,9 @@ def test_rays_store_has_room_for_the_head_of_every_replica_as_far_as_shared_memo
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where that is less, it is said."""
-    config = ServeConfig(model=str(DEMO), shards=2, replicas=3)
-    assert configured.head_bytes(config) == 3 * 16_384 * 256 * 2
+    assert lifecycle.head_bytes(str(DEMO), 3) == 3 * 16_384 * 256 * 2
+    assert lifecycle.head_bytes("/absent", 3) == 0
+    monkeypatch.setattr(lifecycle, "SHARED_MEMORY", Path("/"))
     own = lifecycle.OBJECT_STORE_BYTES
     for room, heads, size in ((8, 4 * GIB, own + 4 * GIB), (0, 0, own), (1, 4 * GIB, GIB)):
         assert caplog.text == ""
