@@ -28,8 +28,10 @@ class Expectation(NamedTuple):
 
 def end_process(message: str) -> None:
     """Ends this process at once, whatever its threads are waiting for."""
-    print(message, file=sys.stderr, flush=True)
-    os._exit(EXIT_STATUS)
+    try:
+        print(message, file=sys.stderr, flush=True)
+    finally:  # also where what read it has gone
+        os._exit(EXIT_STATUS)
 
 
 class Watchdog:

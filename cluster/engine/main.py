@@ -30,8 +30,10 @@ def main() -> int:
         if process.ready:
             raise
         # Clients are told why there is no engine, which takes a process: it stays for that.
-        print(f"lexshard: the engine could not start: {error}", file=sys.stderr, flush=True)
-        threading.Event().wait()
+        try:
+            print(f"lexshard: the engine could not start: {error}", file=sys.stderr, flush=True)
+        finally:  # also where what read it has gone
+            threading.Event().wait()
     return 0
 
 

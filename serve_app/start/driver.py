@@ -78,8 +78,10 @@ class Driver:
         raylet = own_raylet()
         raylet.wait()
         if not self._stop.is_set():
-            print(f"lexshard: Ray's raylet (process {raylet.pid}) has ended", file=sys.stderr)
-            os._exit(1)
+            try:
+                print(f"lexshard: Ray's raylet (process {raylet.pid}) has ended", file=sys.stderr)
+            finally:  # also where what read it has gone
+                os._exit(1)
 
     def _tell(self, message: str) -> None:
         print(f"[{time.monotonic() - self._start_time:5.1f} s] {message}", flush=True)

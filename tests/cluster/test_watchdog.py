@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -41,3 +42,12 @@ def test_a_process_that_hangs_in_foreign_code_ends() -> None:
     assert ended.returncode == EXIT_STATUS
     assert "broadcast: not done within 0.5 s" in ended.stderr
     assert time.monotonic() - started < 30
+
+
+def test_so_does_one_whose_log_nothing_reads_any_more() -> None:
+    script = "from lexshard.cluster.collective.watchdog import end_process; end_process('hung')"
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run((sys.executable, "-c", script), cwd=ROOT, stderr=writes, timeout=60)
+    os.close(writes)
+    assert ended.returncode == EXIT_STATUS
